@@ -1,0 +1,151 @@
+"""Attention of a row over its window and its selected entries, alone and with the inverse rotation of its result behind it.
+
+One instance is one row and a block of heads. Keys are values; they are read by physical row, decoded once per block of keys and used twice.
+Softmax runs on line over blocks of keys whose borders count from the row's first key, so that chunks and batches change no bit.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tapeout.codegen import tile_builder as t
+from tapeout.codegen.kernel import Kernel, Request, Schedule, family, width
+from tapeout.codegen.kernels.rope import angles, rotated, rotated_columns
+from tapeout.codegen.row_values import Rows, bind, row_count
+from tapeout.dialects.types import Blocks, Ring, Tensor
+
+Value = Any
+LOWEST = -1e30
+"""What the running maximum starts from and what a masked logit is: exp of it is 0, and no difference with it is undefined."""
+ORDER = "head: blocks of {block_keys} keys ascending, window before entries; logits over columns, even before odd where entries are FP4"
+
+
+@dataclass(frozen=True)
+class _Keys:
+    """A row's keys of one source: cells [first, first + count) of `ids` name rows of `rows`."""
+
+    rows: Rows
+    ids: Value
+    first: Value
+    count: Value
+
+
+def _settings(request: Request) -> dict[str, Any]:
+    return request.of("mla.attend") if request.op.startswith("nn.fused") else dict(request.attributes)
+
+
+def _cannot_attend(request: Request) -> str | None:
+    q, ring = request.operands[:2]
+    if not isinstance(q, Tensor) or q.number.element != "bf16":
+        return f"q is {q}, this kernel takes BF16 queries"
+    views = [ring, *(v for v in request.operands[5:6] if isinstance(v, Blocks))]
+    wrong = [v for v in views if not isinstance(v, Ring | Blocks) or v.entry.number.element not in ("bf16", "f8E4M3FN", "f4E2M1FN")]
+    return f"keys are {wrong[0]}, this kernel decodes BF16, FP8 and FP4 entries" if wrong else None
+
+
+@family("mla.attend", "nn.fused:attend_rotate", refuses=_cannot_attend)
+def attend(request: Request, schedule: Schedule) -> Kernel:
+    """Rows [?, heads*D] of attention with a sink, rounded to BF16, then turned back and rounded again where fused.
+
+    Grid: rows x blocks of heads (model spec 4.7, 4.9).
+    """
+    settings, fused = _settings(request), request.op.startswith("nn.fused")
+    heads, block = settings["heads"], schedule["block_heads"]
+    columns = width(request.operands[0]) // heads
+    has_entries = isinstance(request.operands[5], Blocks) if len(request.operands) > 5 else False
+
+    def body(*buffers: Value) -> None:
+        b = bind(request, buffers)
+        row, head = t.program_id(0), t.mul(t.program_id(1), block)
+        first = t.add(t.mul(row, heads), head)
+        q = b.operands[0].folded(columns).raw(None, [first, 0], [block, columns])
+        sink = b.operands[4].vector(heads, head, block)
+        window = _keys_of(request, b.operands[1:4], 2, row)
+        entries = _keys_of(request, b.operands[5:8], 6, row) if has_entries else None
+        result = b.results[0].folded(columns)
+        result.store(None, [first, 0], _attended(q, window, entries, sink, settings["scale"], schedule["block_keys"]))
+        if fused:
+            positions, table = b.operands[-2:]
+            _turn(request.of("nn.rope"), result, b.rows, row, first, block, positions, table, rotated_columns(request.operands[-1]))
+
+    return Kernel(body, lambda *b: [row_count(b), heads // block], ORDER.format(**schedule))
+
+
+def _keys_of(request: Request, operands: list[Any], ids: int, row: Value) -> _Keys:
+    rows, listed, counts = operands
+    return _Keys(rows, listed.values, t.mul(row, width(request.operands[ids])), t.scalar(counts.values, row))
+
+
+def _turn(
+    rope: dict[str, Any], result: Rows, rows: Value, row: Value, first: Value, block: int, positions: Rows, table: Rows, turned: int
+) -> None:
+    """Turns the last columns of the stored heads; they are read back, so that they are turned as they were rounded."""
+    cos, sin = angles(table, positions, rows, row, turned, rope["offset"])
+    at = [first, result.columns - turned]
+    result.store(None, at, rotated(result.load(None, at, [block, turned]), cos, sin, rope["inverse"]))
+
+
+def _attended(q: Value, window: _Keys, entries: _Keys | None, sink: Value, scale: float, block_keys: int) -> Value:
+    """[heads, D] f32: sums over both sources, then the sink's share of the denominator."""
+    peak, total, out = _over(_plain(q), window, [t.full(t.shape_of(sink), LOWEST), t.full(t.shape_of(sink), 0.0)], scale, block_keys)
+    if entries is not None and entries.rows.number.element == "f4E2M1FN":
+        last, total, even, odd = _over(_paired(q), entries, [peak, total], scale, block_keys)
+        out = t.add(_by_head(out, t.exp(t.sub(peak, last))), t.interleave(even, odd))
+        peak = last
+    elif entries is not None:
+        last, total, more = _over(_plain(q), entries, [peak, total], scale, block_keys)
+        out, peak = t.add(_by_head(out, t.exp(t.sub(peak, last))), more), last
+    highest = t.maximum(peak, sink)
+    kept = t.exp(t.sub(peak, highest))
+    whole = t.add(t.mul(total, kept), t.exp(t.sub(sink, highest)))
+    share = t.div(kept, t.select(t.greater(whole, 0.0), whole, 1.0))
+    return _by_head(out, share)
+
+
+def _by_head(x: Value, factor: Value) -> Value:
+    return t.mul(x, t.broadcast(factor, 1, t.shape_of(x)[1]))
+
+
+Halves = list[Value]  # a head's columns in one tile, or its even and its odd ones
+
+
+def _plain(q: Value) -> Halves:
+    return [q]
+
+
+def _paired(q: Value) -> Halves:
+    return list(t.even_odd(q))
+
+
+def _over(q: Halves, keys: _Keys, start: list[Value], scale: float, block: int) -> list[Value]:
+    """Online softmax over one source from (peak, total) [heads]: the new peak and total, and this source's sums, one tile for each of `q`."""
+    heads = t.shape_of(q[0])[0]
+
+    def step(at: Value, peak: Value, total: Value, *sums: Value) -> list[Value]:
+        left = t.sub(keys.count, at)
+        seen = t.less(t.iota(block), t.splat(left, [block]))
+        values = _decoded(keys.rows, keys.ids, t.add(keys.first, at), block, t.minimum(left, block), seen)
+        logits = t.full([heads, block], 0.0)
+        for part, value in zip(q, values, strict=True):
+            logits = t.dot(part, t.transpose(t.exact_bf16(value)), logits)
+        logits = t.select(t.broadcast(seen, 0, heads), t.mul(logits, scale), LOWEST)
+        grown = t.maximum(peak, t.reduce(logits, "max", 1))
+        kept = t.exp(t.sub(peak, grown))
+        shares = t.exp(t.sub(logits, t.broadcast(grown, 1, block)))
+        total = t.add(t.mul(total, kept), t.reduce(shares, "add", 1))
+        return [grown, total, *(t.dot(shares, value, _by_head(s, kept)) for s, value in zip(sums, values, strict=True))]
+
+    return t.loop(0, keys.count, block, [*start, *(t.full(t.shape_of(part), 0.0) for part in q)], step)
+
+
+def _decoded(rows: Rows, ids: Value, first: Value, count: int, valid: Value, seen: Value) -> Halves:
+    """The f32 keys [count, D] that ids name, or their even and odd columns where entries are FP4; zero behind the valid ones."""
+    read: Callable[[Value, int], Value] = lambda buffer, columns: t.gather(buffer, ids, first, count, columns, valid=valid)  # noqa: E731
+    pieces = [read(buffer, columns) for buffer, columns in rows.buffers()]
+    element = rows.number.element
+    if element == "f4E2M1FN":
+        factors = t.e8m0(pieces[1]) if t.kind_of(pieces[1]) == "i8" else t.decode_e4m3(pieces[1])
+        values = list(t.decode_fp4_row(pieces[0], factors))
+    else:
+        values = [t.dequantize_q8(*pieces) if element == "f8E4M3FN" else t.cast(pieces[0], "f32")]
+    return [t.select(t.broadcast(seen, 1, t.shape_of(v)[1]), v, 0.0) for v in values]

@@ -1,0 +1,255 @@
+"""The mixture of experts: gate, permutation by expert, products with the experts' packed FP4 weights, activation, combination (model spec 5).
+
+Pairs are (row, choice), numbered row * k + choice. Everything is deterministic: pairs of one expert stay in order of their number.
+"""
+
+from typing import Any
+
+from tapeout.codegen import tile_builder as t
+from tapeout.codegen.kernel import Kernel, Layout, Request, Schedule, Workspace, family, width
+from tapeout.codegen.kernels.linear import padded, weight_layout
+from tapeout.codegen.row_values import Bound, Rows, bind, by, columns_of, row_count
+from tapeout.dialects.format import FP4_WEIGHT, FP32, Q8
+from tapeout.dialects.types import Tensor
+
+Value = Any
+LOWEST = -1e30  # below every score; finite, so that no masked lane makes a NaN
+FP4_STEP, FP4_HALF, SCALE_GROUP = 128, 64, 32
+
+
+def _cannot_gate(request: Request) -> str | None:
+    x, weight = request.operands[:2]
+    known = all(isinstance(v, Tensor) and v.number.scaling is None and v.number.element in ("bf16", "f32") for v in (x, weight))
+    return None if known else f"x is {x} and the weight {weight}, this kernel scores BF16 or FP32 rows"
+
+
+@family("moe.gate", refuses=_cannot_gate)
+def expert_gate(request: Request, schedule: Schedule) -> Kernel:
+    """experts, weights [?, k] from x [?, H], weight [E, H], bias [E]. Grid: row blocks (model spec 5).
+
+    The scores of a block of rows pass through a workspace: the choice is then made for each valid row alone.
+    """
+    view = request.operands[1]
+    assert isinstance(view, Tensor)
+    (experts, k), panel = view.sized(0), schedule["panel"]
+    columns, block_rows, block_k = padded(experts, panel), schedule["block_rows"], schedule["block_k"]
+
+    def body(*buffers: Value) -> None:
+        b = bind(request, buffers)
+        (x, weight, bias), row = b.operands, t.mul(t.program_id(0), block_rows)
+        work = Rows(FP32, columns, b.workspaces[0])
+
+        def step(k0: Value, acc: Value) -> list[Value]:
+            a, w = x.raw(b.rows, [row, k0], [block_rows, block_k]), t.View(weight.values, [k, columns], panel).load([k0, 0], [block_k, columns])
+            same = t.kind_of(a) == t.kind_of(w)
+            return [t.dot(a, w, acc) if same else t.dot(t.cast(a, "f32"), t.cast(w, "f32"), acc)]
+
+        (acc,) = t.loop(0, k, block_k, [t.full([block_rows, columns], 0.0)], step)
+        work.write(b.rows, [row, 0], acc)
+        choose = lambda r: _choose(request, work, bias, experts, b.results, r)  # noqa: E731
+        t.loop(row, t.minimum(t.add(row, block_rows), b.rows), 1, [], choose)
+
+    return Kernel(body, lambda *b: [t.ceil_div(row_count(b), block_rows)], f"expert: sum over k in blocks of {block_k}, ascending",
+                  {1: weight_layout((experts, k), view.number, False, panel)}, (Workspace("f32", lambda rows: rows * columns),))
+
+
+def _choose(request: Request, work: Rows, bias: Rows, experts: int, results: list[Rows], row: Value) -> None:
+    """The best `top_k` of one row by repeated maximum, the lowest id of equals; a chosen one falls below every score."""
+    top, columns = request["top_k"], work.columns
+    number, place = t.broadcast(t.iota(columns), 0, 1), t.broadcast(t.iota(top), 0, 1)
+    scores = t.sqrt(t.softplus(work.raw(None, [row, 0], [1, columns])))
+    biased = t.add(scores, t.broadcast(t.View(bias.values, [experts]).load([0], [columns], experts), 0, 1))
+    left = t.select(t.less(number, experts), biased, LOWEST)
+
+    def pick(c: Value, left: Value, ids: Value, picked: Value) -> list[Value]:
+        best = t.broadcast(t.reduce(left, "max", 1), 1, columns)
+        first = t.minimum(t.reduce(t.select(t.equal(left, best), number, columns), "min", 1), experts - 1)
+        chosen, here = t.equal(number, t.broadcast(first, 1, columns)), t.equal(place, t.splat(c, [1, top]))
+        score = t.reduce(t.select(chosen, scores, 0.0), "add", 1)
+        return [t.select(chosen, 2 * LOWEST, left), t.select(here, t.broadcast(first, 1, top), ids),
+                t.select(here, t.broadcast(score, 1, top), picked)]
+
+    _, ids, picked = t.loop(0, top, 1, [left, t.full([1, top], 0, "i32"), t.full([1, top], 0.0)], pick)
+    total = t.broadcast(t.add(t.reduce(picked, "add", 1), 1e-20), 1, top)
+    results[0].write(None, [row, 0], ids)
+    results[1].store(None, [row, 0], t.div(t.mul(picked, request["scale"]), total))
+
+
+@family("moe.dispatch")
+def dispatch(request: Request, schedule: Schedule) -> Kernel:
+    """order, places [?, k], offsets [E + 1] from chosen [?, k]. Grid: blocks of experts.
+
+    Each instance counts the pairs before its experts, then lists each one's pairs in order: no instance waits for another.
+    """
+    k, experts = columns_of(request.operands[0]), request["experts"]
+    block, pairs_block = schedule["block_experts"], schedule["block_pairs"]
+
+    def body(*buffers: Value) -> None:
+        b = bind(request, buffers)
+        chosen, (order, places, offsets) = b.operands[0].folded(1), b.results
+        pairs, first = t.mul(b.rows, k), t.mul(t.program_id(0), block)
+
+        def load(at: Value) -> tuple[Value, Value]:
+            valid = t.less(t.iota(pairs_block), t.splat(t.sub(pairs, at), [pairs_block]))
+            return chosen.table(pairs, at, pairs_block), valid
+
+        before = _counted_before(load, pairs, first, block, pairs_block)
+        t.View(offsets.values, [experts + 1]).store([first], before, experts + 1)
+        last = t.minimum(t.add(first, block), experts)
+        t.loop(first, last, 1, [], lambda e: _list_pairs(load, order, places, offsets, pairs, e, pairs_block))
+
+    return Kernel(body, lambda *b: [-(-(experts + 1) // block)], "pairs ascending")
+
+
+def _counted_before(load: Any, pairs: Value, first: Value, block: int, pairs_block: int) -> Value:
+    """How many pairs chose an expert below first + i, [block] i32."""
+    number = t.broadcast(t.add(t.iota(block), t.splat(first, [block])), 1, pairs_block)
+
+    def step(at: Value, counts: Value) -> list[Value]:
+        ids, valid = load(at)
+        below = t.bit_and(t.less(t.broadcast(ids, 0, block), number), t.broadcast(valid, 0, block))
+        return [t.add(counts, t.reduce(t.cast(below, "i32"), "add", 1))]
+
+    (counts,) = t.loop(0, pairs, pairs_block, [t.full([block], 0, "i32")], step)
+    return counts
+
+
+def _list_pairs(load: Any, order: Rows, places: Rows, offsets: Rows, pairs: Value, expert: Value, pairs_block: int) -> None:
+    """Writes the pairs of one expert to `order` behind offsets[expert], and their sorted positions to `places`."""
+    start = t.scalar(offsets.values, expert)
+
+    def step(at: Value, end: Value) -> list[Value]:
+        ids, valid = load(at)
+        mine = t.bit_and(t.equal(ids, t.splat(expert, [pairs_block])), valid)
+        numbers = t.add(t.iota(pairs_block), t.splat(at, [pairs_block]))
+        return [t.add(end, t.compress_store(numbers, mine, order.values, end, pairs))]
+
+    (end,) = t.loop(0, pairs, pairs_block, [start], step)
+
+    def place(i: Value) -> None:
+        positions = t.add(t.iota(pairs_block), t.splat(i, [pairs_block]))
+        t.scatter(t.split_last(positions, 1), places.values, order.values, i, t.sub(end, i))
+
+    t.loop(start, end, pairs_block, [], place)
+
+
+def _cannot_multiply(request: Request) -> str | None:
+    x, weight = request.operands[:2]
+    if not isinstance(x, Tensor) or x.number != Q8:
+        return f"x is {x}, this kernel multiplies FP8 rows"
+    if not isinstance(weight, Tensor) or weight.number != FP4_WEIGHT:
+        return f"the weight is {weight}, this kernel reads packed FP4"
+    _, n, k = weight.sized(0)
+    if k % FP4_STEP or n % SCALE_GROUP:
+        return f"the weight is {weight}, expected columns in groups of {FP4_STEP} and rows in groups of {SCALE_GROUP}"
+    return None
+
+
+@family("moe.expert_linear", refuses=_cannot_multiply)
+def expert_linear(request: Request, schedule: Schedule) -> Kernel:
+    """y_i = weight[e] x_i of the sorted pairs i of every expert. Grid: experts x column blocks; an expert without pairs leaves at once.
+
+    FP8 rows and FP4 weights are decoded to BF16, which is exact. Gathered rows: pair to row numbers go through a workspace slice of the
+    column block, which no other instance writes.
+    """
+    view = request.operands[1]
+    assert isinstance(view, Tensor)
+    experts, n, _ = view.sized(0)
+    choices, gathered, block_n, block_m = columns_of(request.operands[2]), request["gathered"], schedule["block_n"], schedule["block_m"]
+
+    def body(*buffers: Value) -> None:
+        b = bind(request, buffers)
+        expert, block = t.program_id(0), t.program_id(1)
+        first, end = t.scalar(b.operands[3].values, expert), t.scalar(b.operands[3].values, t.add(expert, 1))
+        base = t.mul(block, t.mul(b.rows, choices))
+
+        def rows(m0: Value) -> None:
+            if gathered:
+                numbers = t.quotient(t.View(b.operands[2].values, [end]).load([m0], [block_m]), choices)
+                t.View(b.workspaces[0], [t.add(base, end)]).store([t.add(base, m0)], numbers)
+            acc = _expert_block(request, schedule, b, expert, t.mul(block, block_n), m0, end, base)
+            b.results[0].folded(n).store(end, [m0, t.mul(block, block_n)], acc)
+
+        t.loop(first, end, block_m, [], rows)
+
+    work = (Workspace("i32", lambda rows: rows * choices * (n // block_n)),) if gathered else ()
+    codes = ("fp4_split", *([f"panels:{schedule['panel']}"] if schedule["panel"] else []))
+    return Kernel(body, lambda *b: [experts, n // block_n], f"column: sum over k in halves of {FP4_HALF}, ascending",
+                  {1: Layout(codes, ("transpose",))}, work)
+
+
+def _expert_block(request: Request, schedule: Schedule, b: Bound, expert: Value, n0: Value, m0: Value, end: Value, base: Value) -> Value:
+    """The product of one block of an expert's pairs with one block of its columns, f32 [block_m, block_n]."""
+    x, weight, view = b.operands[0], b.operands[1], request.operands[1]
+    assert isinstance(view, Tensor)
+    experts, n, k = view.sized(0)
+    block_m, block_n = schedule["block_m"], schedule["block_n"]
+
+    def row_half(k0: Value) -> Value:
+        parts, at, sizes = x.folded(k).buffers(), (k0, by(k0, SCALE_GROUP)), (FP4_HALF, FP4_HALF // SCALE_GROUP)
+        if request["gathered"]:
+            tiles = [t.gather(buffer, b.workspaces[0], t.add(base, m0), block_m, size, row_stride=stride, column=column, valid=t.sub(end, m0))
+                     for (buffer, stride), column, size in zip(parts, at, sizes, strict=True)]
+        else:
+            tiles = [t.View(buffer, [end, stride]).load([m0, column], [block_m, size])
+                     for (buffer, stride), column, size in zip(parts, at, sizes, strict=True)]
+        return t.exact_bf16(t.dequantize_q8(*tiles))
+
+    def step(k0: Value, acc: Value) -> list[Value]:
+        codes = t.View(weight.values, [experts, k // 2, n], schedule["panel"]).load([expert, by(k0, 2), n0], [FP4_HALF, block_n])
+        scales = t.View(weight.scales, [experts, k // SCALE_GROUP, n])
+        group = by(k0, SCALE_GROUP)
+        low, high = t.decode_fp4_weight(codes, scales.load([expert, group, n0], [2, block_n]),
+                                        scales.load([expert, t.add(group, 2), n0], [2, block_n]))
+        acc = t.dot(row_half(k0), low, acc)
+        return [t.dot(row_half(t.add(k0, FP4_HALF)), high, acc)]
+
+    (acc,) = t.loop(0, k, FP4_STEP, [t.full([block_m, block_n], 0.0)], step)
+    return acc
+
+
+@family("moe.swiglu", "nn.fused:swiglu_quantize")
+def swiglu(request: Request, schedule: Schedule) -> Kernel:
+    """silu(min(gate, limit)) clamp(up) factor of [?, F] or sorted [?, k, F], rounded to BF16 and quantized where fused. Grid: row blocks."""
+    fused, columns = request.op.startswith("nn.fused"), width(request.operands[0])
+    limit = request.of("moe.swiglu")["limit"] if fused else request["limit"]
+    routed = len([v for v in request.operands if v is not None]) == 4
+    block_rows, block, each = schedule["block_rows"], schedule["block_columns"], columns_of(request.operands[0]) // columns
+
+    def body(*buffers: Value) -> None:
+        b = bind(request, buffers)
+        gate, up, result = (v.folded(columns) for v in (*b.operands[:2], b.results[0]))
+        rows, row = t.mul(b.rows, each), t.mul(t.program_id(0), block_rows)
+        factor = None
+        if routed:
+            weights, order = b.operands[2:]
+            factor = t.cast(t.merge_last(t.gather(weights.values, order.values, row, block_rows, 1, valid=t.sub(rows, row))), "f32")
+
+        def step(column: Value) -> None:
+            g, u = (v.load(rows, [row, column], [block_rows, block]) for v in (gate, up))
+            y = t.mul(t.silu(t.minimum(g, limit)), t.clamp(u, -limit, limit))
+            y = y if factor is None else t.mul(y, t.broadcast(factor, 1, block))
+            result.store(rows, [row, column], t.round_bf16(y) if fused else y)
+
+        t.loop(0, columns, block, [], step)
+
+    return Kernel(body, lambda *b: [t.ceil_div(t.mul(row_count(b), each), block_rows)], "no sums")
+
+
+@family("moe.combine")
+def combine(request: Request, schedule: Schedule) -> Kernel:
+    """Sum of a row's sorted outputs [?, k, H] by rank, the shared expert's [?, H] last, one rounding. Grid: rows (model spec 5)."""
+    k, columns, block = columns_of(request.operands[1]), width(request.operands[0]), schedule["block_columns"]
+
+    def body(*buffers: Value) -> None:
+        b = bind(request, buffers)
+        (y, places, shared), row = b.operands, t.program_id(0)
+
+        def step(column: Value) -> None:
+            found = t.gather(y.values, places.values, t.mul(row, k), k, block, row_stride=columns, column=column)
+            routed = t.broadcast(t.reduce(t.cast(found, "f32"), "add", 0), 0, 1)
+            b.results[0].store(b.rows, [row, column], t.add(routed, shared.load(b.rows, [row, column], [1, block])))
+
+        t.loop(0, columns, block, [], step)
+
+    return Kernel(body, lambda *b: [row_count(b)], "choices by rank, shared expert last")

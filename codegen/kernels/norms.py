@@ -1,0 +1,102 @@
+"""RMS norm, alone and with what follows it: quantization, or rotation and quantization.
+
+Rows are read twice, in blocks of columns, so that no tile is a whole wide row. The sum of squares of a row runs over ascending blocks.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from tapeout.codegen import tile_builder as t
+from tapeout.codegen.kernel import Kernel, Request, Schedule, family, width
+from tapeout.codegen.kernels.rope import angles, cannot_rotate, rotated, rotated_columns
+from tapeout.codegen.row_values import Rows, bind, row_count
+from tapeout.dialects.types import Tensor
+
+Value = Any
+ORDER = "row: sum of squares over column blocks of {block_columns}, ascending"
+
+
+def inverse_root(load: Callable[[Value], Value], n: int, rows: int, block: int, epsilon: float) -> Value:
+    """(mean of squares + epsilon)^(-1/2) of `rows` rows of n columns, [rows]; `load(column)` is an f32 tile [rows, block]."""
+
+    def step(column: Value, total: Value) -> list[Value]:
+        x = load(column)
+        return [t.add(total, t.reduce(t.mul(x, x), "add", 1))]
+
+    (total,) = t.loop(0, n, block, [t.full([rows], 0.0)], step)
+    return t.rsqrt(t.add(t.mul(total, 1.0 / n), epsilon))
+
+
+def scaled(x: Value, factor: Value, weight: Value) -> Value:
+    """x [rows, columns] times a factor a row and a weight a column."""
+    rows, columns = t.shape_of(x)
+    return t.mul(t.mul(x, t.broadcast(factor, 1, columns)), t.broadcast(weight, 0, rows))
+
+
+def cannot_norm(request: Request) -> str | None:
+    """Why a norm's operands do not fit: rows must be decoded numbers."""
+    x = request.operands[0]
+    if not isinstance(x, Tensor) or x.number.element not in ("bf16", "f32"):
+        return f"x is {x}, this kernel norms BF16 or FP32 rows"
+    return None
+
+
+@family("nn.rms_norm", "nn.fused:norm_quantize", refuses=cannot_norm)
+def rms_norm(request: Request, schedule: Schedule) -> Kernel:
+    """y = weight x (mean(x^2) + epsilon)^(-1/2) of rows [?, n], stored as BF16, block scaled, or both. Grid: row blocks (model spec 0.1)."""
+    n, block_rows, block = width(request.operands[0]), schedule["block_rows"], schedule["block_columns"]
+    fused = request.op.startswith("nn.fused")
+    epsilon = request.of("nn.rms_norm")["epsilon"] if fused else request["epsilon"]
+
+    def body(*buffers: Value) -> None:
+        b = bind(request, buffers)
+        x, weight = b.operands
+        row = t.mul(t.program_id(0), block_rows)
+        load = lambda column: x.load(b.rows, [row, column], [block_rows, block])  # noqa: E731
+        factor = inverse_root(load, n, block_rows, block, epsilon)
+
+        def step(column: Value) -> None:
+            y = scaled(load(column), factor, weight.vector(n, column, block))
+            for result in b.results:
+                result.store(b.rows, [row, column], t.round_bf16(y) if fused else y)
+
+        t.loop(0, n, block, [], step)
+
+    return Kernel(body, lambda *b: [t.ceil_div(row_count(b), block_rows)], ORDER.format(**schedule))
+
+
+def _cannot_norm_rope(request: Request) -> str | None:
+    return cannot_norm(request) or cannot_rotate(request, request.of("nn.rope"), request.operands[3])
+
+
+@family("nn.fused:norm_rope_quantize", refuses=_cannot_norm_rope)
+def norm_rope_quantize(request: Request, schedule: Schedule) -> Kernel:
+    """Norm [?, heads*width], rotation of each head's last columns, quantization, each rounding kept. Grid: rows (model spec 4.1, 4.5)."""
+    rope, block = request.of("nn.rope"), schedule["block_columns"]
+    heads, columns, turned = rope["heads"], rope["width"], rotated_columns(request.operands[3])
+    n, epsilon = heads * columns, request.of("nn.rms_norm")["epsilon"]
+
+    def body(*buffers: Value) -> None:
+        b = bind(request, buffers)
+        x, weight, positions, table = b.operands
+        row = t.program_id(0)
+        factor = inverse_root(lambda c: x.load(b.rows, [row, c], [1, block]), n, 1, block, epsilon)
+        cos, sin = angles(table, positions, b.rows, row, turned, rope["offset"])
+
+        def normed(first: Value, count: int) -> Value:
+            return t.round_bf16(scaled(x.load(b.rows, [row, first], [1, count]), factor, weight.vector(n, first, count)))
+
+        def head(h: Value) -> None:
+            first = t.mul(h, columns)
+            last = t.add(first, columns - turned)
+            _copied(b.results[0], b.rows, row, first, normed, columns - turned)
+            b.results[0].store(b.rows, [row, last], t.round_bf16(rotated(normed(last, turned), cos, sin, rope["inverse"])))
+
+        t.loop(0, heads, 1, [], head)
+
+    return Kernel(body, lambda *b: [row_count(b)], ORDER.format(**schedule))
+
+
+def _copied(result: Rows, rows: Value, row: Value, first: Value, value: Callable[[Value, int], Value], count: int) -> None:
+    if count:
+        result.store(rows, [row, first], value(first, count))

@@ -1,0 +1,200 @@
+"""Residual streams: start, mixer coefficients, collapse (with norm and quantization), expand, mean (model spec 3).
+
+X [?, S, H] is read one row at a time, all streams of a block of columns together.
+"""
+
+from typing import Any
+
+from tapeout.codegen import tile_builder as t
+from tapeout.codegen.kernel import Kernel, Layout, Request, Schedule, Workspace, family, width
+from tapeout.codegen.kernels.norms import ORDER, inverse_root, scaled
+from tapeout.codegen.row_values import Rows, bind, row_count
+from tapeout.dialects.types import Tensor
+
+Value = Any
+
+
+def stream_shape(request: Request) -> tuple[int, int]:
+    """Streams and columns of the first operand [?, S, H]."""
+    view = request.operands[0]
+    assert isinstance(view, Tensor), view
+    _, streams, columns = view.sized(0)
+    return streams, columns
+
+
+def stream_block(x: Rows, row: Value, streams: int, column: Value, block: int) -> Value:
+    """Columns [column, column + block) of all streams of a row, f32 [streams, block]."""
+    return x.load(None, [t.mul(row, streams), column], [streams, block])
+
+
+def _collapsed(x: Rows, premix: Value, row: Value, column: Value, block: int) -> Value:
+    """sum_i a_i X_i, f32 [1, block]."""
+    streams = t.shape_of(premix)[0]
+    weighed = t.mul(stream_block(x, row, streams, column, block), t.broadcast(premix, 1, block))
+    return t.broadcast(t.reduce(weighed, "add", 0), 0, 1)
+
+
+def own(x: Rows, row: Value, count: int) -> Value:
+    """The row's own `count` numbers, f32."""
+    return x.folded(count).line(row, 0, count)
+
+
+@family("mhc.start")
+def start(request: Request, schedule: Schedule) -> Kernel:
+    """x [?, H] copied to every stream of X, pre-mix (1, 0, ..). Grid: rows (model spec 3.1)."""
+    streams, columns, block = request["streams"], width(request.operands[0]), schedule["block_columns"]
+
+    def body(*buffers: Value) -> None:
+        b = bind(request, buffers)
+        x, (out, premix), row = b.operands[0].folded(columns), b.results, t.program_id(0)
+        out = out.folded(columns)
+
+        def step(column: Value) -> None:
+            out.store(None, [t.mul(row, streams), column], t.broadcast(x.line(row, column, block), 0, streams))
+
+        t.loop(0, columns, block, [], step)
+        first = t.cast(t.equal(t.iota(streams), 0), "f32")
+        premix.store(None, [row, 0], t.broadcast(first, 0, 1))
+
+    return Kernel(body, lambda *b: [row_count(b)], "no sums")
+
+
+@family("mhc.collapse")
+def collapse(request: Request, schedule: Schedule) -> Kernel:
+    """z = sum_i a_i X_i of X [?, S, H], a [?, S]. Grid: rows (model spec 3.3)."""
+    (streams, columns), block = stream_shape(request), schedule["block_columns"]
+
+    def body(*buffers: Value) -> None:
+        b = bind(request, buffers)
+        x, premix, row = b.operands[0].folded(columns), own(b.operands[1], t.program_id(0), streams), t.program_id(0)
+        t.loop(0, columns, block, [], lambda c: b.results[0].store(b.rows, [row, c], _collapsed(x, premix, row, c, block)))
+
+    return Kernel(body, lambda *b: [row_count(b)], "streams: ascending")
+
+
+@family("nn.fused:collapse_norm", "nn.fused:collapse_norm_quantize")
+def collapse_norm(request: Request, schedule: Schedule) -> Kernel:
+    """Collapse of X [?, S, H], its norm, and the norm's quantization where asked for; each rounded to BF16. Grid: rows (model spec 3.3)."""
+    (streams, columns), block = stream_shape(request), schedule["block_columns"]
+    epsilon = request.of("nn.rms_norm")["epsilon"]
+
+    def body(*buffers: Value) -> None:
+        b = bind(request, buffers)
+        x, weight, row = b.operands[0].folded(columns), b.operands[2], t.program_id(0)
+        premix = own(b.operands[1], row, streams)
+        load = lambda column: t.round_bf16(_collapsed(x, premix, row, column, block))  # noqa: E731
+        factor = inverse_root(load, columns, 1, block, epsilon)
+
+        def step(column: Value) -> None:
+            y = t.round_bf16(scaled(load(column), factor, weight.vector(columns, column, block)))
+            for result in b.results:
+                result.store(b.rows, [row, column], y)
+
+        t.loop(0, columns, block, [], step)
+
+    return Kernel(body, lambda *b: [row_count(b)], f"streams: ascending; {ORDER.format(**schedule)}")
+
+
+@family("mhc.expand")
+def expand(request: Request, schedule: Schedule) -> Kernel:
+    """X'_j = post_j y + sum_i comb_ij X_i. X [?, S, H], y [?, H], post [?, S], comb [?, S, S]. Grid: rows (model spec 3.3)."""
+    (streams, columns), block = stream_shape(request), schedule["block_columns"]
+
+    def body(*buffers: Value) -> None:
+        b = bind(request, buffers)
+        x, y, post, comb = b.operands
+        x, out, row = x.folded(columns), b.results[0].folded(columns), t.program_id(0)
+        factor = own(post, row, streams)
+        mixes = [own(comb.folded(streams), t.add(t.mul(row, streams), i), streams) for i in range(streams)]
+
+        def step(column: Value) -> None:
+            total = _outer(factor, y.line(row, column, block))
+            for i, mix in enumerate(mixes):
+                total = t.add(total, _outer(mix, x.line(t.add(t.mul(row, streams), i), column, block)))
+            out.store(None, [t.mul(row, streams), column], total)
+
+        t.loop(0, columns, block, [], step)
+
+    return Kernel(body, lambda *b: [row_count(b)], "post y first, then streams ascending")
+
+
+def _outer(a: Value, b: Value) -> Value:
+    """a_j b_c, [streams, columns]."""
+    return t.mul(t.broadcast(a, 1, t.shape_of(b)[0]), t.broadcast(b, 0, t.shape_of(a)[0]))
+
+
+@family("mhc.mean")
+def mean(request: Request, schedule: Schedule) -> Kernel:
+    """The mean of the streams of X [?, S, H]. Grid: rows (model spec 7.1)."""
+    (streams, columns), block = stream_shape(request), schedule["block_columns"]
+
+    def body(*buffers: Value) -> None:
+        b = bind(request, buffers)
+        x, row = b.operands[0].folded(columns), t.program_id(0)
+
+        def step(column: Value) -> None:
+            total = t.reduce(stream_block(x, row, streams, column, block), "add", 0)
+            b.results[0].store(b.rows, [row, column], t.broadcast(t.div(total, float(streams)), 0, 1))
+
+        t.loop(0, columns, block, [], step)
+
+    return Kernel(body, lambda *b: [row_count(b)], "streams: ascending")
+
+
+@family("mhc.mixer")
+def mixer(request: Request, schedule: Schedule) -> Kernel:
+    """pre, post [?, S] and comb [?, S, S] from X [?, S, H] and fn [(2+S)S, S H]. Grid: row blocks (model spec 3.2).
+
+    The product's rows pass through a workspace: then each valid row is finished alone, which keeps the coefficients in small tiles.
+    """
+    streams, columns = stream_shape(request)
+    count, k, panel = (2 + streams) * streams, streams * columns, schedule["panel"]
+    padded = -(-count // panel) * panel
+    block_rows, block_k = schedule["block_rows"], schedule["block_k"]
+
+    def body(*buffers: Value) -> None:
+        b = bind(request, buffers)
+        x, fn, base, scale = b.operands
+        work, row = Rows(base.number, padded, b.workspaces[0]), t.mul(t.program_id(0), block_rows)
+
+        def step(k0: Value, acc: Value, squares: Value) -> list[Value]:
+            u = x.load(b.rows, [row, k0], [block_rows, block_k])
+            weights = t.View(fn.values, [k, padded], panel).load([k0, 0], [block_k, padded])
+            return [t.dot(u, t.cast(weights, "f32"), acc), t.add(squares, t.reduce(t.mul(u, u), "add", 1))]
+
+        acc, squares = t.loop(0, k, block_k, [t.full([block_rows, padded], 0.0), t.full([block_rows], 0.0)], step)
+        factor = t.rsqrt(t.add(t.mul(squares, 1.0 / k), request["norm_epsilon"]))
+        work.write(b.rows, [row, 0], t.mul(acc, t.broadcast(factor, 1, padded)))
+        finish = lambda r: _finish(request, streams, work, base, scale, b.results, r)  # noqa: E731
+        t.loop(row, t.minimum(t.add(row, block_rows), b.rows), 1, [], finish)
+
+    return Kernel(body, lambda *b: [t.ceil_div(row_count(b), block_rows)],
+                  f"coefficient: sum over k in blocks of {block_k}, ascending", {1: Layout(("transpose", f"panels:{panel}"))},
+                  (Workspace("f32", lambda rows: rows * padded),))
+
+
+def _finish(request: Request, s: int, work: Rows, base: Rows, scale: Rows, results: list[Rows], row: Value) -> None:
+    """Coefficients of one row from its normed products."""
+    epsilon, total = request["epsilon"], (2 + s) * s
+
+    def part(number: int, first: int, count: int) -> Value:
+        factor = t.merge_last(t.broadcast(scale.vector(3, number, 1), 1, count))
+        return t.add(t.mul(work.line(row, first, count), factor), base.vector(total, first, count))
+
+    pre, post, comb = results
+    pre.store(None, [row, 0], t.broadcast(t.add(t.sigmoid(part(0, 0, s)), epsilon), 0, 1))
+    post.store(None, [row, 0], t.broadcast(t.mul(t.sigmoid(part(1, s, s)), 2.0), 0, 1))
+    mixed = _sinkhorn(t.split_last(part(2, 2 * s, s * s), s), s, request["iterations"], epsilon)
+    comb.folded(s).store(None, [t.mul(row, s), 0], mixed)
+
+
+def _sinkhorn(c: Value, s: int, iterations: int, epsilon: float) -> Value:
+    """Softmax over destinations, then columns; then `iterations` - 1 rounds of rows and columns (model spec 3.2). c is [S, S]."""
+
+    def over(p: Value, axis: int, floor: float) -> Value:
+        return t.div(p, t.broadcast(t.add(t.reduce(p, "add", axis), floor), axis, s))
+
+    grown = t.exp(t.sub(c, t.broadcast(t.reduce(c, "max", 1), 1, s)))
+    p = over(t.add(over(grown, 1, 0.0), epsilon), 0, epsilon)
+    (p,) = t.loop(1, iterations, 1, [p], lambda i, p: [over(over(p, 1, epsilon), 0, epsilon)])
+    return p

@@ -1,0 +1,50 @@
+"""lower-to-tile: each kernel choice of a module becomes one tile module, named by what it does and a hash of what it is."""
+
+import hashlib
+from dataclasses import dataclass
+
+from tapeout.codegen import tile_builder as t
+from tapeout.codegen.kernel import Buffer, Kernel, Request
+from tapeout.codegen.select_kernels import Choice, build, choice_of, launches
+from tapeout.dialects._mlir import ir
+
+
+
+@dataclass(frozen=True)
+class TileKernel:
+    """One kernel of a target: its symbol, what was asked, and the text of its tile module (the unit of compiling and caching)."""
+
+    symbol: str
+    choice: Choice
+    kernel: Kernel
+    buffers: tuple[Buffer, ...]
+    text: str
+
+
+def tile_kernels(module: ir.Module) -> dict[Choice, TileKernel]:
+    """Every distinct kernel of a module in which select-kernels has run, in program order."""
+    made: dict[Choice, TileKernel] = {}
+    for op in launches(module):
+        choice = choice_of(op)
+        if choice not in made:
+            made[choice] = lower(choice)
+    return made
+
+
+def lower(choice: Choice) -> TileKernel:
+    """The tile module of one choice."""
+    kernel = build(choice)
+    buffers = (*choice.request.buffers(),
+               *(Buffer(f"work{i}", w.element, "workspace") for i, w in enumerate(kernel.workspaces)), Buffer("count", "i32", "count"))
+    symbol = symbol_of(choice)
+    module = t.kernel(symbol, {b.name: b.element for b in buffers}, kernel.body, kernel.grid)
+    return TileKernel(symbol, choice, kernel, buffers, module.operation.get_asm())
+
+
+def symbol_of(choice: Choice) -> str:
+    """`<family>_<hash>`: the hash covers the request and the schedule, so two shapes never share a symbol."""
+    digest = hashlib.sha256(repr((choice.request, choice.schedule)).encode()).hexdigest()[:10]
+    return f"{choice.family}_{digest}"
+
+
+__all__ = ["Request", "TileKernel", "lower", "symbol_of", "tile_kernels"]

@@ -1,0 +1,113 @@
+"""The content-addressed compile cache: bytes under the hash of everything they were made from.
+
+One lock a key: two processes that want the same thing make it once. Entries are written aside, renamed, and checked against their own hash
+when read; a damaged one is made again. The cache touches only files that have its own names.
+"""
+
+import hashlib
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_ENTRY = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{64}")
+_LEFTOVER = re.compile(r"\.tapeout-[A-Za-z0-9_]+\.part")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry: its key, file, size in bytes and time of last use (seconds)."""
+
+    key: str
+    path: Path
+    size: int
+    used: float
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the bytes still hash to what the name says."""
+        return hashlib.sha256(self.path.read_bytes()).hexdigest() == self.path.name.split(".")[1]
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A folder of entries `<key[:2]>/<key>.<sha256 of the bytes>`."""
+
+    root: Path
+
+    def get_or_make(self, key: str, make: Callable[[], bytes]) -> bytes:
+        """The bytes of `key`; makes, checks and stores them where they are missing or damaged."""
+        from filelock import FileLock
+
+        found = self._read(key)
+        if found is not None:
+            return found
+        folder = self.root / key[:2]
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / f"{key}.lock"):
+            found = self._read(key)
+            if found is None:
+                found = make()
+                self._write(folder, key, found)
+        return found
+
+    def lookup(self, key: str) -> bytes | None:
+        """The bytes of `key`, None where there are none that are sound."""
+        return self._read(key)
+
+    def entries(self) -> Iterator[Entry]:
+        """Every entry, by key."""
+        for path in sorted(self.root.glob("[0-9a-f][0-9a-f]/*")):
+            if _ENTRY.fullmatch(path.name) and path.is_file():
+                facts = path.stat()
+                yield Entry(path.name.split(".")[0], path, facts.st_size, facts.st_mtime)
+
+    def prune(self, keep_bytes: int) -> list[Entry]:
+        """Removes damaged entries, then the least recently used ones until at most `keep_bytes` are left; returns what went."""
+        entries = sorted(self.entries(), key=lambda e: e.used)
+        total, gone = sum(e.size for e in entries), []
+        for entry in entries:
+            if total > keep_bytes or not entry.is_sound:
+                entry.path.unlink(missing_ok=True)
+                total -= entry.size
+                gone.append(entry)
+        for path in self.root.glob("[0-9a-f][0-9a-f]/.tapeout-*.part"):
+            if _LEFTOVER.fullmatch(path.name) and time.time() - path.stat().st_mtime > 3600:
+                path.unlink(missing_ok=True)
+        return gone
+
+    def _read(self, key: str) -> bytes | None:
+        for path in (self.root / key[:2]).glob(f"{key}.*"):
+            if not _ENTRY.fullmatch(path.name):
+                continue
+            content = path.read_bytes()
+            if hashlib.sha256(content).hexdigest() == path.name.split(".")[1]:
+                os.utime(path)
+                return content
+            path.unlink(missing_ok=True)
+        return None
+
+    def _write(self, folder: Path, key: str, content: bytes) -> None:
+        handle, aside = tempfile.mkstemp(prefix=".tapeout-", suffix=".part", dir=folder)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(aside).rename(folder / f"{key}.{hashlib.sha256(content).hexdigest()}")
+
+
+def default_root() -> Path:
+    """The user's cache folder for compiled kernels; TAPEOUT_CACHE_DIR overrides it."""
+    import platformdirs
+
+    return Path(os.environ.get("TAPEOUT_CACHE_DIR") or platformdirs.user_cache_dir("tapeout")) / "v1"
+
+
+def key_of(*parts: bytes | str) -> str:
+    """One hash of many parts, each with its length, so that no two lists of parts give one key."""
+    digest = hashlib.sha256()
+    for part in parts:
+        content = part.encode() if isinstance(part, str) else part
+        digest.update(len(content).to_bytes(8, "little") + content)
+    return digest.hexdigest()

@@ -1,0 +1,90 @@
+"""Show what a compiled model would need: state, work, weights, memory, kernels."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from tapeout.compiler.driver import Planned
+    from tapeout.compiler.settings import Settings
+    from tapeout.models.deepseek_v41.config import ModelConfig
+
+MEBIBYTE = 1 << 20
+
+
+def command(
+    path: Annotated[Path, typer.Argument(help="config.json or a Hugging Face folder")],
+    target: Annotated[str, typer.Option(help="cpu")] = "cpu",
+    context: Annotated[int, typer.Option(help="tokens of the longest sequence")] = 4096,
+    sequences: Annotated[int, typer.Option(help="sequences that run at once")] = 8,
+    max_rows: Annotated[int, typer.Option(help="rows of the largest step")] = 512,
+    block_tokens: Annotated[int, typer.Option(help="tokens of one cache block")] = 128,
+    workspace: Annotated[int, typer.Option(help="MiB that index scoring may use")] = 256,
+    allow_unknown_keys: Annotated[bool, typer.Option("--allow-unknown-keys", help="accept configuration keys that are not known")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Show what a compiled model would need: state, work, weights, memory, kernels."""
+    from tapeout.compiler import report
+    from tapeout.compiler.driver import Watch, plan
+    from tapeout.compiler.settings import Settings
+    from tapeout.models.deepseek_v41.config import load_config
+
+    config = load_config(path, allow_unknown_keys=allow_unknown_keys)
+    settings = Settings(target=target, max_rows=max_rows, max_sequences=sequences, max_context=context, block_tokens=block_tokens,
+                        workspace_bytes=workspace * MEBIBYTE)
+    planned = plan(config, settings, Watch())
+    assert planned is not None, "a plan without stop_after is whole"
+    data = facts(config, settings, planned)
+    report.emit(data, as_json, lambda: _show(data))
+
+
+def facts(config: "ModelConfig", settings: "Settings", planned: "Planned") -> dict[str, Any]:
+    """The plan as data; byte counts are exact, operations are two per active parameter."""
+    from tapeout.models.deepseek_v41.ledger import active_ledger, state_ledger
+
+    state, active = state_ledger(config), active_ledger(config)
+    parts = [part for operand in planned.weights.operands for part in operand.parts]
+    largest = str(settings.row_buckets[-1])
+    arena = max(programs[largest].arena_bytes for programs in planned.programs.values())
+    exchange = _exchange(planned, settings, config.text.dspark_block_size)
+    return {
+        "state": {"bytes_per_token": state.bytes_per_token, "bytes_per_sequence": state.bytes_per_sequence, "bytes_stored": state.encoder_rings,
+                  "bytes": state.bytes_per_token * settings.max_context * settings.max_sequences + state.bytes_per_sequence * settings.max_sequences},
+        "flops": {"prefill": 2 * active.prefill, "decode": 2 * (active.decode + active.head)},
+        "weights": {"mapped": sum(p.bytes for p in parts if p.layout == "as_stored"), "packed": sum(p.bytes for p in parts if p.layout == "packed")},
+        "arena_bytes": arena + sum(exchange.values()),
+        "arena": {"scratch": arena, "exchange": exchange,
+                  "by_bucket": {b: max(p[b].arena_bytes for p in planned.programs.values()) for b in planned.programs["encoder"]}},
+        "kernels": [{"symbol": k.symbol, "family": k.choice.family, "request": str(k.choice.request), "schedule": dict(k.choice.schedule)}
+                    for k in planned.kernels],
+        "launches": {name: len(programs[largest].launches) for name, programs in planned.programs.items()},
+    }
+
+
+def _exchange(planned: "Planned", settings: "Settings", block: int) -> dict[str, int]:
+    """Bytes of every value that passes between host and programs, for the largest bucket."""
+    from tapeout.runtime.artifact import BITS, extent_bound
+
+    largest, found = settings.row_buckets[-1], {}
+    for programs in planned.programs.values():
+        program = programs[str(largest)]
+        for value in (*program.inputs, *program.results):
+            count = 1
+            for axis in value.shape:
+                count *= axis if isinstance(axis, int) else extent_bound(axis, largest, settings.max_sequences, block)
+            found[value.name if value.part == "values" else f"{value.name}.{value.part}"] = count * BITS[value.dtype] // 8
+    return dict(sorted(found.items()))
+
+
+def _show(data: dict[str, Any]) -> None:
+    from tapeout.compiler.report import table
+
+    state, flops, weights = data["state"], data["flops"], data["weights"]
+    print(f"state: {state['bytes_per_token']:,} B/token, {state['bytes_per_sequence']:,} B per sequence, {state['bytes_stored']:,} B of it kept for "
+          f"prefix reuse; {state['bytes']:,} B in all")
+    print(f"work per token: prefill {flops['prefill'] / 1e9:.2f} GFLOP, decode {flops['decode'] / 1e9:.2f} GFLOP")
+    print(f"weights: {weights['mapped']:,} B mapped as stored, {weights['packed']:,} B packed at load")
+    print(f"arena: {data['arena_bytes']:,} B ({data['arena']['scratch']:,} scratch)")
+    table("launches of the largest bucket", ["entry point", "launches"], list(data["launches"].items()))
+    table("kernels", ["symbol", "schedule"], [(k["symbol"], " ".join(f"{n}={v}" for n, v in k["schedule"].items())) for k in data["kernels"]])

@@ -1,0 +1,60 @@
+"""From an exception to one line and an exit code; an internal error also writes a folder that reproduces it."""
+
+import json
+import platform
+import shlex
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def report(error: Exception, arguments: Sequence[str]) -> int:
+    """Prints the error to stderr and returns its exit code."""
+    code = exit_code(error)
+    if code != 4:
+        print(f"tapeout: {error}", file=sys.stderr)
+        return code
+    folder = write_reproduction(error, arguments)
+    print(f"tapeout: internal error ({type(error).__name__}: {error}); expected none: this is a fault of tapeout. What reproduces it is in {folder}; "
+          "please report it with that folder", file=sys.stderr)
+    return code
+
+
+def exit_code(error: Exception) -> int:
+    """1 for a refused input, 3 for a missing tool, 4 for everything that is our own fault."""
+    from tapeout.compiler.errors import CompilerError
+    from tapeout.models.deepseek_v41.errors import InputError
+    from tapeout.runtime.errors import TapeoutError
+
+    if isinstance(error, CompilerError):
+        return error.exit_code
+    if type(error).__name__ in ("MlirMissing", "ToolMissing"):
+        return 3
+    return 1 if isinstance(error, InputError | TapeoutError | OSError) else 4
+
+
+def write_reproduction(error: Exception, arguments: Sequence[str]) -> Path:
+    """A folder with the command, versions, traceback and the small input files that the command names."""
+    folder = Path(tempfile.mkdtemp(prefix="tapeout-error-"))
+    (folder / "command.txt").write_text(f"tapeout {shlex.join(arguments)}\n")
+    (folder / "traceback.txt").write_text("".join(traceback.format_exception(error)))
+    (folder / "versions.json").write_text(json.dumps({"python": platform.python_version(), "machine": platform.machine(), **_versions()}, indent=1))
+    for argument in arguments:
+        for path in (Path(argument), Path(argument) / "config.json"):
+            if path.is_file() and path.stat().st_size < 1 << 20:
+                (folder / path.name).write_bytes(path.read_bytes())
+    return folder
+
+
+def _versions() -> dict[str, str]:
+    import importlib.metadata
+
+    found = {}
+    for name in ("tapeout", "torch-mlir", "numpy", "pydantic", "typer"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found

@@ -1,0 +1,69 @@
+"""Settings of one compile: a frozen object that is passed down; nothing below reads the environment.
+
+Every rule is checked here, all problems are reported together.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tapeout.compiler.errors import SettingsError
+
+TARGETS = ("cpu",)
+CPUS = ("x86-64-v3", "native")
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `tapeout compile` was asked for. Rows are of one step, tokens of one sequence; `buckets` empty means the default list."""
+
+    target: str = "cpu"
+    max_rows: int = 512
+    max_sequences: int = 8
+    max_context: int = 4096
+    block_tokens: int = 128
+    workspace_bytes: int = 256 * MEBIBYTE
+    cpu: str = "x86-64-v3"
+    buckets: tuple[int, ...] = ()
+    jobs: int = 2
+    dump: Path | None = None
+    print_ir_after: tuple[str, ...] = ()
+    stop_after: str | None = None
+    check_passes: bool = False
+    tuned: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        problems = [sentence for fact, sentence in self._rules() if not fact]
+        if problems:
+            raise SettingsError(problems)
+
+    def _rules(self) -> list[tuple[bool, str]]:
+        ascending = list(self.buckets) == sorted(set(self.buckets))
+        return [
+            (self.target in TARGETS, f"--target: found {self.target}, expected one of {', '.join(TARGETS)}"),
+            (self.cpu in CPUS, f"--cpu: found {self.cpu}, expected one of {', '.join(CPUS)}"),
+            (1 <= self.max_rows <= 1 << 16, f"--max-rows: found {self.max_rows}, expected 1 to 65536"),
+            (1 <= self.max_sequences <= self.max_rows, f"--max-sequences: found {self.max_sequences}, expected 1 to --max-rows ({self.max_rows})"),
+            (self.max_context >= 1, f"--max-context: found {self.max_context}, expected at least 1"),
+            (self.block_tokens >= 2 and self.block_tokens % 2 == 0,
+             f"--block-tokens: found {self.block_tokens}, expected a multiple of 2, the widest compression ratio"),
+            (self.workspace_bytes >= MEBIBYTE, f"--workspace: found {self.workspace_bytes} bytes, expected at least 1 MiB"),
+            (1 <= self.jobs <= 256, f"--jobs: found {self.jobs}, expected 1 to 256"),
+            (ascending and all(b >= 1 for b in self.buckets), f"--row-buckets: found {list(self.buckets)}, expected ascending counts"),
+            (not self.buckets or self.buckets[-1] == self.max_rows,
+             f"--row-buckets: the last one is {self.buckets[-1] if self.buckets else 0}, expected --max-rows ({self.max_rows})"),
+        ]
+
+    @property
+    def row_buckets(self) -> tuple[int, ...]:
+        """The buckets to plan for: a small one for decoding, a middle one, the largest step."""
+        return self.buckets or tuple(sorted({*(b for b in (16, 128) if b < self.max_rows), self.max_rows}))
+
+
+def parse_buckets(text: str) -> tuple[int, ...]:
+    """`"16,128,512"` as row counts; raises `SettingsError` where a word is no number."""
+    words = [w for w in text.split(",") if w.strip()]
+    try:
+        return tuple(int(w) for w in words)
+    except ValueError:
+        raise SettingsError([f"--row-buckets: found {text!r}, expected row counts as 16,128,512"]) from None

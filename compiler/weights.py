@@ -1,0 +1,120 @@
+"""weights.json: how each operand of the kernels is made from checkpoint tensors.
+
+The layouts are the kernels' own statements (`Kernel.layouts`); shapes after the transforms follow from the runtime's index maps, so the two
+halves cannot disagree. One operand has one layout: two kernels that read it differently are refused.
+"""
+
+from collections.abc import Mapping
+
+from tapeout.codegen.kernel import Layout, parts
+from tapeout.codegen.select_kernels import kernel_of
+from tapeout.compiler.programs import NAMES, is_entry_point
+from tapeout.dialects._mlir import func, ir
+from tapeout.dialects.format import BITS
+from tapeout.dialects.types import Tensor, from_ir
+from tapeout.models.deepseek_v41.config import ModelConfig
+from tapeout.models.deepseek_v41.weights import Rotary, WeightSource
+from tapeout.passes.define import PassError, functions, operations
+from tapeout.passes.extents import argument_attribute, callee
+from tapeout.runtime.artifact import Derived, TokenMap, WeightOperand, WeightPart, Weights
+from tapeout.runtime.artifact import Rotary as RotaryTable
+from tapeout.runtime.transforms import transformed_shape
+
+Layouts = dict[str, Layout]
+WIDTH = {**BITS, "i8": 8, "f4E2M1FN": 8}
+
+
+def weights_of(module: ir.Module, config: ModelConfig, sources: Mapping[str, WeightSource]) -> Weights:
+    """The operands that the module's kernels read, in the order of `sources`."""
+    layouts = operand_layouts(module)
+    numbers = _argument_views(module)
+    return Weights(operands=tuple(_operand(name, source, numbers[name], layouts.get(name, Layout()), config)
+                                  for name, source in sources.items() if name in numbers))
+
+
+def operand_layouts(module: ir.Module) -> Layouts:
+    """The layout each weight operand has, as its kernels want it."""
+    found: Layouts = {}
+    for function in functions(module):
+        if is_entry_point(function):
+            names = {a: str(argument_attribute(function, i, "tapeout.name")) for i, a in enumerate(function.entry_block.arguments)
+                     if argument_attribute(function, i, "tapeout.kind") in ("weight", "table")}
+            _collect(function, names, found)
+    return found
+
+
+def _collect(function: func.FuncOp, names: dict[ir.Value, str], found: Layouts) -> None:
+    for op in operations(function)[:-1]:
+        if op.name == "func.call":
+            target = callee(function, op)
+            inner = {a: names[v] for a, v in zip(target.entry_block.arguments, op.operands, strict=True) if v in names}
+            _collect(target, inner, found)
+            continue
+        layouts = kernel_of(op).layouts
+        for i, value in enumerate(_operands(op)):
+            if value in names:
+                layout = layouts.get(i, Layout())
+                if found.setdefault(names[value], layout) != layout:
+                    raise PassError(f"{op.name} at {op.location} wants {names[value]} as {layout}, another kernel as {found[names[value]]}; "
+                                    "expected one layout an operand: align the schedule rows")
+
+
+def _operands(op: ir.Operation) -> list[ir.Value | None]:
+    """Operands by their number in the request (absent ones are None)."""
+    if op.name == "nn.fused":
+        return list(op.operands)
+    from tapeout.dialects.define import operand_groups
+
+    return [v for g in operand_groups(op) for v in (g if isinstance(g, list) else [g])]
+
+
+def _argument_views(module: ir.Module) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for function in functions(module):
+        for i, kind in enumerate(function.type.inputs):
+            view = from_ir(kind)
+            if is_entry_point(function) and argument_attribute(function, i, "tapeout.kind") in ("weight", "table") and isinstance(view, Tensor):
+                found[str(argument_attribute(function, i, "tapeout.name"))] = view
+    return found
+
+
+def _operand(name: str, source: WeightSource, view: Tensor, layout: Layout, config: ModelConfig) -> WeightOperand:
+    if source.derived is not None:
+        shape = view.sized(0)
+        part = WeightPart(part="values", dtype=view.number.element, shape=shape, bytes=view.number.bytes(shape),  # type: ignore[arg-type]
+                          layout="packed", tensors=())
+        return WeightOperand(name=name, kind=source.kind, parts=(part,), derived=_derived(source, config))
+    stacked = ("stack",) if len(view.shape) == 3 else ()
+    made = []
+    for suffix, element in parts(view):
+        is_scale = suffix == "_scales"
+        transforms = (*stacked, *(layout.scales if is_scale else layout.values))
+        made.append(_part(NAMES[suffix], element, view, source.scales if is_scale else source.tensors, transforms, is_scale, bool(stacked)))
+    return WeightOperand(name=name, kind=source.kind, parts=tuple(made))
+
+
+def _part(name: str, element: str, view: Tensor, tensors: tuple[str, ...], transforms: tuple[str, ...], is_scale: bool,
+          stacked: bool) -> WeightPart:
+    shape = _stored_shape(view, is_scale)
+    one = shape[1:] if stacked else shape
+    final = transformed_shape([one] * len(tensors), transforms, name)
+    count = 1
+    for n in final:
+        count *= n
+    return WeightPart(part=name, dtype=element, shape=final, bytes=count * WIDTH[element] // 8,  # type: ignore[arg-type]
+                      layout="packed" if transforms else "as_stored", tensors=tensors, transforms=transforms)
+
+
+def _stored_shape(view: Tensor, is_scale: bool) -> tuple[int, ...]:
+    """The shape of the stored tensors, stacked: packed FP4 has half the columns, scales one cell a block."""
+    shape = view.sized(0)
+    if is_scale and view.number.scaling is not None:
+        return tuple(n or 0 for n in view.number.scaling.blocks(shape))
+    return (*shape[:-1], shape[-1] // 2) if view.number.element == "f4E2M1FN" else shape
+
+
+def _derived(source: WeightSource, config: ModelConfig) -> Derived:
+    if isinstance(source.derived, Rotary):
+        frequencies = tuple(float(f) for f in config.rope_frequencies(source.derived.ratio))
+        return Derived(rotary=RotaryTable(frequencies=frequencies, positions=source.derived.rows))
+    return Derived(token_map=TokenMap())

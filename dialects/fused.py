@@ -1,0 +1,106 @@
+"""`nn.fused`: a group of ops that one kernel executes. Its meaning is its region's, so fusing can neither add nor lose a rounding."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+from tapeout.dialects._mlir import ext, ir
+from tapeout.dialects.nn import Nn
+
+
+MOST_INPUTS, MOST_RESULTS = 16, 4
+"""Widest group that can be written. IRDL gives all values of one variadic field one type, so each value is an optional field of its own."""
+
+
+def _optional(prefix: str, count: int, kind: Any) -> dict[str, Any]:
+    return {f"{prefix}{i}": Optional[kind[Any]] for i in range(count)}  # noqa: UP045 (the bindings read typing.Optional)
+
+
+class YieldOp(Nn.Operation, name="yield", traits=[ir.IsTerminatorTrait]):
+    """Ends the region of `nn.fused` with its results."""
+
+    __annotations__ = _optional("value", MOST_RESULTS, ext.Operand)
+
+
+class FusedOp(Nn.Operation, name="fused"):
+    """Runs its region on its inputs; `kind` names the pattern, by which a kernel is found."""
+
+    __annotations__ = {  # noqa: RUF012 (what the bindings read fields from)
+        **_optional("out", MOST_RESULTS, ext.Result), **_optional("input", MOST_INPUTS, ext.Operand), "kind": ir.StringAttr, "body": ext.Region,
+    }
+
+    def verify_invariants(self) -> bool:
+        problem = _problem(self)
+        if problem is not None:
+            self.location.emit_error(f"'nn.fused' {problem}")
+        return problem is None
+
+
+def _filled(values: Sequence[Any], count: int) -> list[Any]:
+    if len(values) > count:
+        raise ValueError(f"a fused group has at most {MOST_INPUTS} inputs and {MOST_RESULTS} results, found {len(values)} of them")
+    return [*values, *[None] * (count - len(values))]
+
+
+def _problem(op: Any) -> str | None:
+    blocks = list(op.operation.regions[0].blocks)
+    if len(blocks) != 1:
+        return f"needs one block, found {len(blocks)}"
+    given, taken = [v.type for v in op.operation.operands], [a.type for a in blocks[0].arguments]
+    if given != taken:
+        return f"passes {', '.join(map(str, given))} to a region that takes {', '.join(map(str, taken))}"
+    last = list(blocks[0].operations)[-1]
+    made, promised = [v.type for v in last.operation.operands], [r.type for r in op.operation.results]
+    if last.operation.name != "nn.yield" or made != promised:
+        return f"ends with {last.operation.name} of {', '.join(map(str, made))}, promised {', '.join(map(str, promised))}"
+    return None
+
+
+def fuse(ops: Sequence[ir.Operation], kind: str) -> ir.Operation:
+    """Moves `ops` (program order, one block) into a new `nn.fused` placed where the first of them stands; returns it.
+
+    Inputs are the values the group reads from outside in order of first use, results those that are used outside. A fused op among `ops` is
+    opened first, so groups never nest. The caller knows that all inputs exist there.
+    """
+    group = [inner for op in ops for inner in (_open(op) if op.name == "nn.fused" else [op])]
+    made = [r for op in group for r in op.results]
+    inputs = list(dict.fromkeys(v for op in group for v in op.operands if v not in made))
+    results = [r for r in made if any(use.owner.operation not in group for use in r.uses)]
+    with ir.InsertionPoint(group[0]), group[-1].location:
+        fused = FusedOp(*_filled([r.type for r in results], MOST_RESULTS), *_filled(inputs, MOST_INPUTS), ir.StringAttr.get(kind)).operation
+    block = fused.regions[0].blocks.append(*[v.type for v in inputs])
+    for op in group:
+        block.append(op)
+    for value, argument in zip(inputs, block.arguments, strict=True):
+        _replace(value, argument, lambda user: user in group)
+    for old, new in zip(results, fused.results, strict=True):
+        _replace(old, new, lambda user: user not in group)
+    with ir.InsertionPoint(block), fused.location:
+        YieldOp(*_filled(results, MOST_RESULTS))
+    _keep_layer(group[0], fused)
+    return fused
+
+
+def _replace(old: ir.Value, new: ir.Value, where: Callable[[ir.Operation], bool]) -> None:
+    for use in list(old.uses):
+        if where(use.owner.operation):
+            use.owner.operation.operands[use.operand_number] = new
+
+
+def _keep_layer(source: ir.Operation, fused: ir.Operation) -> None:
+    if "tapeout.layer" in source.attributes:
+        fused.attributes["tapeout.layer"] = source.attributes["tapeout.layer"]
+
+
+def _open(fused: ir.Operation) -> list[ir.Operation]:
+    """Dissolves a fused op in place; returns the ops it held."""
+    block = fused.regions[0].blocks[0]
+    for argument, value in zip(block.arguments, fused.operands, strict=True):
+        argument.replace_all_uses_with(value)
+    *inner, ending = [op.operation for op in block.operations]
+    for result, value in zip(fused.results, list(ending.operands), strict=True):
+        result.replace_all_uses_with(value)
+    for op in inner:
+        op.move_before(fused)
+    ending.erase()
+    fused.erase()
+    return inner

@@ -1,0 +1,456 @@
+"""The artifact's schema, defined once: the compiler writes these classes, the runtime reads them (design, section 5).
+
+`write_artifact` seals and writes a folder, `load_artifact` reads one back or raises one typed error. Same data, same bytes: no
+time, path or host enters. What the fields must agree on across files is in `artifact_check.py`; weights are bound in `weights.py`.
+"""
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from tapeout.runtime.errors import (
+    ArtifactFolderMissing,
+    ArtifactOccupied,
+    FieldsRefused,
+    FileChanged,
+    FileMissing,
+    ManifestEdited,
+    ManifestUnreadable,
+    SchemaUnknown,
+    TargetMissing,
+)
+
+SCHEMA = 1
+ALIGNMENT = 64  # bytes; every arena offset and every buffer
+LIBRARY = "kernels/cpu/libtapeout.so"
+MANIFEST, PROGRAMS, WEIGHTS, TUNING = "manifest.json", "programs.json", "weights.json", "tuning.json"
+
+EntryPoint = Literal["step", "encoder", "decoder", "sample", "draft"]
+ORDER: tuple[EntryPoint, ...] = ("step", "encoder", "decoder", "sample", "draft")
+"""Entry points in the order in which a step runs them."""
+Extent = Literal["rows", "kept", "outputs", "sequences", "drafts"]
+EXTENTS: tuple[Extent, ...] = ("rows", "kept", "outputs", "sequences", "drafts")
+
+HOST_INPUTS: dict[str, tuple[str, ...]] = {
+    "step": ("tokens", "positions", "slots", "starts", "ends", "floors", "block_table"),
+    "encoder": (),
+    "decoder": ("kept", "kept_starts", "kept_ends", "kept_floors", "outputs"),
+    "sample": ("temperature", "top_k", "top_p", "seeds", "sample_slots", "sample_positions"),
+    "draft": (
+        "golden_rows",
+        "draft_positions",
+        "draft_slots",
+        "draft_temperature",
+        "draft_top_k",
+        "draft_top_p",
+        "draft_seeds",
+    ),
+}
+"""Inputs that the engine fills; any other input of a program is a result of one that runs before it."""
+
+HOST_RESULTS: dict[str, tuple[str, ...]] = {
+    "decoder": ("logits",),
+    "sample": ("sampled", "logprobs"),
+    "draft": ("drafts", "confidences"),
+}
+"""Results that the engine reads."""
+
+BITS: dict[str, int] = {
+    "f64": 64, "f32": 32, "f16": 16, "bf16": 16, "f8E4M3FN": 8, "f8E8M0FNU": 8, "f4E2M1FN": 4,
+    "i64": 64, "i32": 32, "i16": 16, "i8": 8, "ui8": 8, "i1": 8,
+}  # fmt: skip
+"""Element names of MLIR and their bits in memory."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
+
+
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Element = Literal[
+    "f64", "f32", "f16", "bf16", "f8E4M3FN", "f8E8M0FNU", "f4E2M1FN", "i64", "i32", "i16", "i8", "ui8", "i1"
+]  # fmt: skip
+
+
+class ModelIdentity(_Strict):
+    """Which model: `config` is its canonical config.json, `fingerprint` what `config_fingerprint` makes of it."""
+
+    architecture: Name
+    config: dict[str, JsonValue]
+    fingerprint: Sha256
+
+
+class Options(_Strict):
+    """What was decided at compile time: rows of a step, slots, positions and tokens of a cache block."""
+
+    max_rows: Positive
+    max_sequences: Positive
+    max_context: Positive
+    block_tokens: Positive
+    workspace_bytes: Count
+    cpu: Name
+
+
+class CpuLevel(_Strict):
+    """The processor the library is for; `features` are flag names of /proc/cpuinfo."""
+
+    level: Name
+    features: tuple[Name, ...]
+
+
+class StatePart(_Strict):
+    part: Name
+    dtype: Element
+    row_bytes: Positive
+
+
+class StateSpec(_Strict):
+    """One state. A ring holds `length` positions a slot; blocks hold one entry for each `ratio` tokens of a cache block."""
+
+    name: Name
+    kind: Literal["ring", "blocks"]
+    length: Positive | None = None
+    ratio: Positive | None = None
+    entry_shape: tuple[Positive, ...]
+    parts: Annotated[tuple[StatePart, ...], Field(min_length=1)]
+    bytes_per_entry: Positive
+
+
+class Kernel(_Strict):
+    """One native function. `reduction_order` says in which order it sums; all buckets of an op share one."""
+
+    id: Name
+    target: Name
+    symbol: Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
+    op: Name
+    family: Name
+    variant: str
+    source_sha256: Sha256
+    abi: Literal["buffers-worker-workers"]
+    schedule: dict[str, JsonValue]
+    origin: Literal["default", "tuned", "override"]
+    reduction_order: str
+
+
+class Manifest(_Strict):
+    """The root. `identity` is the hash of everything else in it, and it hashes every other file: it names the artifact."""
+
+    schema_number: Literal[1] = Field(alias="schema", default=1)
+    identity: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")] = ""
+    model: ModelIdentity
+    targets: Annotated[tuple[Name, ...], Field(min_length=1)]
+    options: Options
+    cpu: CpuLevel
+    row_buckets: Annotated[tuple[Positive, ...], Field(min_length=1)]
+    extents: tuple[Extent, ...] = EXTENTS
+    states: tuple[StateSpec, ...]
+    toolchain: dict[str, str]
+    kernels: tuple[Kernel, ...]
+    files: dict[str, Sha256] = {}
+
+
+class Value(_Strict):
+    """A named buffer outside the arena. The first axis of `shape` may be the name of an extent."""
+
+    name: Name
+    part: Name = "values"
+    dtype: Element
+    shape: tuple[Count | Extent, ...]
+    extent: Extent | None = None
+
+
+Ref = Annotated[
+    tuple[Literal["arena"], Count]
+    | tuple[Literal["io"], str, str]
+    | tuple[Literal["weight"], str, str]
+    | tuple[Literal["state"], str, str]
+    | tuple[Literal["extent"], str],
+    Field(union_mode="left_to_right"),
+]
+"""What a kernel argument points at: arena offset; io name, part; weight operand, part; state name, part; extent cell."""
+
+
+class Launch(_Strict):
+    """One kernel call. `cost` gives, for each quantity (bytes, bf16, fp8, ...), coefficients of the terms of the cost model."""
+
+    kernel: Count
+    buffers: tuple[Ref, ...]
+    cost: dict[str, dict[str, float]] = {}
+
+
+class Lifetime(_Strict):
+    """Bytes of the arena that launches `first` to `last` use for one value."""
+
+    offset: Count
+    bytes: Count
+    first: Count
+    last: Count
+
+
+class Program(_Strict):
+    arena_bytes: Count
+    inputs: tuple[Value, ...]
+    results: tuple[Value, ...]
+    launches: tuple[Launch, ...]
+    lifetimes: tuple[Lifetime, ...] | None = None
+
+
+class Programs(_Strict):
+    """Programs by entry point and row bucket (a decimal string in the file)."""
+
+    programs: dict[EntryPoint, dict[str, Program]]
+
+
+class Rotary(_Strict):
+    """A rotary table [positions, 2 * len(frequencies)] float32: cosines then sines. Frequencies in radians per position."""
+
+    frequencies: Annotated[tuple[float, ...], Field(min_length=1)]
+    positions: Annotated[int, Field(ge=1, le=2**24)]  # float32 counts exactly up to here
+
+
+class TokenMap(_Strict):
+    """The map of token ids to compressed ids, int32 [vocabulary]; built from the checkpoint's tokenizer."""
+
+
+class Derived(_Strict):
+    """A table that no tensor holds; exactly one rule is given."""
+
+    rotary: Rotary | None = None
+    token_map: TokenMap | None = None
+
+
+class WeightPart(_Strict):
+    """One buffer of an operand: `bytes` in memory, `shape` after the transforms, made of `tensors` in order."""
+
+    part: Name
+    dtype: Element
+    shape: tuple[Count, ...]
+    bytes: Count
+    layout: Literal["as_stored", "packed"]
+    tensors: tuple[Name, ...]
+    transforms: tuple[str, ...] = ()
+
+
+class WeightOperand(_Strict):
+    name: Name
+    kind: Literal["weight", "table"]
+    parts: Annotated[tuple[WeightPart, ...], Field(min_length=1)]
+    derived: Derived | None = None
+
+
+class Weights(_Strict):
+    operands: tuple[WeightOperand, ...]
+
+
+@dataclass(frozen=True)
+class ArtifactData:
+    """All that an artifact says, before it is sealed: `manifest.files` and `manifest.identity` are filled in by the writer."""
+
+    manifest: Manifest
+    programs: Programs
+    weights: Weights
+    tuning: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A checked artifact on disk. Programs are keyed by entry point, then bucket."""
+
+    directory: Path
+    manifest: Manifest
+    programs: Mapping[str, Mapping[int, Program]]
+    weights: tuple[WeightOperand, ...]
+
+    @property
+    def library(self) -> Path:
+        """The kernel library of the CPU target."""
+        return self.directory / LIBRARY
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Row buckets, ascending."""
+        return tuple(sorted(self.manifest.row_buckets))
+
+    @property
+    def draft_block(self) -> int:
+        """Tokens that one draft proposes; 0 if the artifact has no draft program."""
+        return draft_block(self.programs)
+
+    def bound(self, extent: str, bucket: int) -> int:
+        """The most that `extent` can count in a program of `bucket`."""
+        return extent_bound(extent, bucket, self.manifest.options.max_sequences, self.draft_block)
+
+
+def extent_bound(extent: str, bucket: int, max_sequences: int, block: int) -> int:
+    """Rows, kept rows and outputs are bounded by the bucket, sequences by the slots too, drafts by `block` for each of them."""
+    sequences = min(bucket, max_sequences)
+    return {"sequences": sequences, "drafts": sequences * block}.get(extent, bucket)
+
+
+def draft_block(programs: Mapping[str, Mapping[int, Program]]) -> int:
+    """The second axis of the result `drafts`, 0 without one."""
+    for program in programs.get("draft", {}).values():
+        for value in program.results:
+            if value.name == "drafts" and len(value.shape) == 2 and isinstance(value.shape[1], int):
+                return value.shape[1]
+    return 0
+
+
+def canonical_json(value: object) -> bytes:
+    """JSON in its one form: sorted keys, indent 1, trailing newline, ASCII, no NaN."""
+    return (json.dumps(value, sort_keys=True, indent=1, allow_nan=False) + "\n").encode("ascii")
+
+
+def config_fingerprint(config: Mapping[str, JsonValue]) -> str:
+    """The identity of a configuration: SHA-256 of its canonical JSON."""
+    return hashlib.sha256(canonical_json(config)).hexdigest()
+
+
+def manifest_identity(manifest: Mapping[str, object]) -> str:
+    """The hash of a manifest (as JSON data) without its own `identity`."""
+    rest = {key: value for key, value in manifest.items() if key != "identity"}
+    return hashlib.sha256(canonical_json(rest)).hexdigest()
+
+
+def json_data(model: BaseModel) -> dict[str, Any]:
+    """A schema object as JSON data with the file's own key names; absent optional fields are null."""
+    return model.model_dump(mode="json", by_alias=True)
+
+
+# -- writing
+
+
+def write_artifact(directory: Path | str, data: ArtifactData, files: Mapping[str, bytes]) -> Path:
+    """Writes an artifact aside and renames it into place; an artifact that is there already is replaced.
+
+    `files` holds the rest by relative path (library, sources, IR). Raises ArtifactOccupied if `directory` is something else.
+    """
+    directory = Path(directory)
+    if directory.exists() and not _replaceable(directory):
+        raise ArtifactOccupied(str(directory), "a file or folder without manifest.json", "nothing, an empty folder or an artifact")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    try:
+        for path, content in _sealed(data, files).items():
+            target = aside / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+        aside.chmod(0o755)
+        _move_into_place(aside, directory)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return directory
+
+
+def _replaceable(directory: Path) -> bool:
+    return directory.is_dir() and ((directory / MANIFEST).is_file() or not any(directory.iterdir()))
+
+
+def _sealed(data: ArtifactData, files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """All files of the artifact, the manifest last and with the hash of every other one."""
+    content = {
+        PROGRAMS: canonical_json(json_data(data.programs)),
+        WEIGHTS: canonical_json(json_data(data.weights)),
+        TUNING: canonical_json(data.tuning),
+        **files,
+    }
+    manifest = json_data(data.manifest)
+    manifest["files"] = {path: hashlib.sha256(content[path]).hexdigest() for path in sorted(content)}
+    manifest["identity"] = manifest_identity(manifest)
+    return {**content, MANIFEST: canonical_json(manifest)}
+
+
+def _move_into_place(aside: Path, directory: Path) -> None:
+    """Renames; a previous artifact steps aside first, so that a reader sees the old one, nothing, or the new one."""
+    if not directory.exists():
+        aside.rename(directory)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.old.", dir=directory.parent))
+    directory.replace(old)
+    aside.rename(directory)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+# -- loading
+
+
+def load_artifact(directory: Path | str, *, target: str = "cpu", host_features: frozenset[str] | None = None) -> Artifact:
+    """Reads and checks an artifact: folder, manifest, schema, fields, target, identity, files, weights, programs, processor.
+
+    The first thing that is wrong is raised as an ArtifactError. `host_features` replaces what /proc/cpuinfo says.
+    """
+    from tapeout.runtime import artifact_check as check
+
+    directory = Path(directory)
+    if not directory.is_dir():
+        raise ArtifactFolderMissing(str(directory), "a file" if directory.exists() else "nothing")
+    manifest = _manifest(directory / MANIFEST, target)
+    contents = {path: _intact(directory, path, manifest.files[path]) for path in sorted(manifest.files)}
+    check.files(directory, manifest)
+    operands = _parse(Weights, contents[WEIGHTS], directory / WEIGHTS).operands
+    entries = _parse(Programs, contents[PROGRAMS], directory / PROGRAMS).programs
+    check.manifest(directory, manifest)
+    check.weights(directory, operands)
+    artifact = Artifact(directory, manifest, check.by_bucket(directory, manifest, entries), operands)
+    check.programs(artifact)
+    check.processor(artifact, check.host_features() if host_features is None else host_features)
+    return artifact
+
+
+def _manifest(path: Path, target: str) -> Manifest:
+    try:
+        content = path.read_bytes()
+        found = json.loads(content)
+    except (OSError, ValueError) as error:
+        raise ManifestUnreadable(str(path), str(error), "a JSON object") from None
+    if not isinstance(found, dict):
+        raise ManifestUnreadable(str(path), f"a JSON {type(found).__name__}", "a JSON object")
+    number = found.get("schema")
+    if type(number) is not int or number != SCHEMA:
+        raise SchemaUnknown(f"{path}: schema", json.dumps(number), SCHEMA)
+    manifest = _parse(Manifest, content, path)
+    if target not in manifest.targets:
+        raise TargetMissing(f"{path}: targets", ", ".join(manifest.targets), target)
+    if manifest_identity(found) != manifest.identity:
+        raise ManifestEdited(f"{path}: identity", manifest.identity or "none", manifest_identity(found))
+    return manifest
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def _parse(model: type[Model], content: bytes, path: Path) -> Model:
+    try:
+        return model.model_validate_json(content)
+    except ValidationError as error:
+        raise FieldsRefused(str(path), [_problem(dict(item)) for item in error.errors(include_url=False)]) from None
+
+
+def _problem(item: dict[str, Any]) -> str:
+    place = ".".join(str(key) for key in item["loc"]) or "the whole file"
+    shown = repr(item.get("input"))
+    return f"{place}: {item['msg']} (found {shown if len(shown) <= 60 else shown[:59] + '…'})"
+
+
+def _intact(directory: Path, path: str, expected: str) -> bytes:
+    pure = PurePosixPath(path)
+    if pure.is_absolute() or ".." in pure.parts or pure.as_posix() != path:
+        raise FileMissing(f"{directory / MANIFEST}: files", path, "a plain relative path inside the artifact")
+    try:
+        content = (directory / path).read_bytes()
+    except OSError as error:
+        raise FileMissing(str(directory / path), error.strerror or str(error), "a readable file") from None
+    found = hashlib.sha256(content).hexdigest()
+    if found != expected:
+        raise FileChanged(str(directory / path), f"SHA-256 {found}", expected)
+    return content

@@ -1,0 +1,1 @@
+"""Devices: memory, kernel libraries and launch queues. `cpu` is the one that exists."""

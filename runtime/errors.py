@@ -1,0 +1,235 @@
+"""Everything the runtime refuses, one class each: a code, a sentence, a place, what was found and expected, what to do.
+
+A message reads `[code] sentence - where - found / expected - remedy`. docs/runtime.md lists the codes. Nothing here reads a file.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+
+class TapeoutError(Exception):
+    """A refused input or an exhausted resource of the runtime. `where` names file and key, field, operand or request."""
+
+    code: ClassVar[str] = "R000"
+    sentence: ClassVar[str] = "the runtime refused its input"
+    remedy: ClassVar[str] = "see docs/runtime.md"
+
+    def __init__(self, where: str, found: object = None, expected: object = None, *, remedy: str | None = None) -> None:
+        self.where, self.found, self.expected = where, found, expected
+        self.advice = remedy or type(self).remedy
+        facts = [f"found {found}"] if found is not None else []
+        facts += [f"expected {expected}"] if expected is not None else []
+        parts = [f"[{self.code}] {self.sentence}", where, ", ".join(facts), self.advice]
+        super().__init__(" - ".join(part for part in parts if part))
+
+
+# -- the artifact (section 5 of the design; docs/runtime.md, artifact)
+
+RECOMPILE = "compile the artifact again with `tapeout compile`"
+
+
+class ArtifactError(TapeoutError):
+    """An artifact folder is refused."""
+
+    remedy = RECOMPILE
+
+
+class ArtifactFolderMissing(ArtifactError):
+    code, sentence = "A101", "there is no artifact folder"
+    remedy = "give the folder that `tapeout compile` wrote"
+
+
+class ManifestUnreadable(ArtifactError):
+    code, sentence = "A102", "the artifact has no readable manifest"
+
+
+class SchemaUnknown(ArtifactError):
+    code, sentence = "A103", "the artifact was written in a schema that this runtime does not read"
+    remedy = "compile it again with the installed version: `tapeout compile`"
+
+
+class FieldsRefused(ArtifactError):
+    """Some fields of one file do not fit the schema; `problems` holds them all."""
+
+    code, sentence = "A104", "fields of the artifact do not fit its schema"
+
+    def __init__(self, where: str, problems: Sequence[str], *, remedy: str | None = None) -> None:
+        self.problems = tuple(problems)
+        shown = "; ".join(self.problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
+        super().__init__(where, shown, None, remedy=remedy)
+
+
+class TargetMissing(ArtifactError):
+    code, sentence = "A105", "the artifact holds no code for this device"
+    remedy = "compile for it: `tapeout compile --target cpu`"
+
+
+class ManifestEdited(ArtifactError):
+    code, sentence = "A106", "the manifest is not the one that was written"
+
+
+class FileMissing(ArtifactError):
+    code, sentence = "A107", "a file of the artifact is missing"
+
+
+class FileChanged(ArtifactError):
+    code, sentence = "A108", "a file of the artifact is not the one that was written"
+
+
+class ProgramsInconsistent(ArtifactError):
+    code, sentence = "A109", "the step programs do not agree with the manifest"
+
+
+class WeightsInconsistent(ArtifactError):
+    code, sentence = "A110", "the list of weight operands contradicts itself"
+
+
+class CpuFeatureMissing(ArtifactError):
+    code, sentence = "A111", "the artifact needs processor features that this machine does not have"
+    remedy = "compile for a lower level: `tapeout compile --cpu x86-64-v3`"
+
+
+class ArtifactOccupied(ArtifactError):
+    code, sentence = "A112", "the place for the artifact holds something else"
+    remedy = "give another folder, or empty this one"
+
+
+# -- weights
+
+
+class WeightsError(TapeoutError):
+    """Operands cannot be bound to a checkpoint."""
+
+    remedy = "give the checkpoint that the artifact was compiled for"
+
+
+class TensorMissing(WeightsError):
+    code, sentence = "W101", "the checkpoint lacks a tensor that a kernel reads"
+
+
+class TensorMismatch(WeightsError):
+    code, sentence = "W102", "a tensor of the checkpoint is not stored as the artifact expects"
+
+
+class TransformUnknown(WeightsError):
+    code, sentence, remedy = "W103", "a weight transform is not one this runtime has", RECOMPILE
+
+
+class TransformRefused(WeightsError):
+    code, sentence, remedy = "W104", "a weight transform does not fit its tensor", RECOMPILE
+
+
+class ZeroScales(WeightsError):
+    """Byte 0 stands for 2^-127: all of a tensor's weights would vanish."""
+
+    code, sentence = "W105", "a scale tensor is all zero bytes"
+    remedy = "repair the checkpoint; a neutral E8M0 scale is byte 127"
+
+
+class TableUnavailable(WeightsError):
+    code, sentence = "W106", "a derived table cannot be built"
+    remedy = "give a checkpoint folder with its tokenizer.json"
+
+
+class OtherModel(WeightsError):
+    code, sentence = "W107", "the checkpoint is of another model than the artifact"
+
+
+# -- devices
+
+
+class DeviceError(TapeoutError):
+    """The device cannot do what the artifact asks for."""
+
+
+class LibraryUnloadable(DeviceError):
+    code, sentence, remedy = "D101", "the kernel library cannot be loaded", RECOMPILE
+
+
+class SymbolMissing(DeviceError):
+    code, sentence, remedy = "D102", "the kernel library lacks a kernel that the manifest lists", RECOMPILE
+
+
+class WorkersRefused(DeviceError):
+    code, sentence, remedy = "D103", "the number of workers is refused", "give a whole number from 1 to 256"
+
+
+class MemoryRefused(DeviceError):
+    code, sentence = "D104", "the machine cannot give the memory that the artifact needs"
+    remedy = "give fewer cache blocks, or compile with fewer sequences or a smaller context"
+
+
+# -- requests
+
+
+class RequestError(TapeoutError):
+    """A request is refused at the door; nothing of it has run."""
+
+
+class ParameterError(RequestError):
+    """A sampling parameter is refused. Carries `field`, `value`, `allowed` and, once known, `request_id`."""
+
+    remedy = "correct the parameter"
+
+    def __init__(self, field: str, value: object, allowed: str, *, request_id: str | None = None) -> None:
+        self.field, self.value, self.allowed, self.request_id = field, value, allowed, request_id
+        place = f"SamplingParams.{field}" + (f" of request {request_id}" if request_id is not None else "")
+        super().__init__(place, f"{value!r} ({type(value).__name__})", allowed)
+
+    def for_request(self, request_id: str) -> "ParameterError":
+        """The same refusal, with the request it belongs to."""
+        return type(self)(self.field, self.value, self.allowed, request_id=request_id)
+
+
+class ParameterType(ParameterError):
+    code, sentence = "P101", "a sampling parameter has the wrong type"
+
+
+class ParameterRange(ParameterError):
+    code, sentence = "P102", "a sampling parameter is outside its range"
+
+
+class ParameterUnknown(ParameterError):
+    code, sentence = "P103", "there is no such sampling parameter"
+    remedy = "remove it, or use the nearest name"
+
+
+class PromptRefused(RequestError):
+    code, sentence = "Q101", "a prompt is refused"
+    remedy = "give text, or a non-empty list of token ids of the vocabulary"
+
+
+class RequestTaken(RequestError):
+    code, sentence, remedy = "Q102", "the request id is in use", "give each request its own id"
+
+
+class RequestsMismatched(RequestError):
+    code, sentence = "Q103", "prompts and parameters do not pair up"
+    remedy = "give one parameter object for all prompts, or exactly one for each"
+
+
+class BatchRefused(RequestError):
+    code, sentence = "Q104", "a batch of rows does not fit the engine"
+    remedy = "split it into steps of at most max_rows rows"
+
+
+class OptionRefused(RequestError):
+    code, sentence, remedy = "Q105", "an engine option is refused", "correct the option"
+
+
+# -- capacity
+
+
+class CapacityError(TapeoutError):
+    """A resource is used up; waiting or a larger engine helps."""
+
+    remedy = "wait for running requests, or give the engine more cache blocks"
+
+
+class BlocksExhausted(CapacityError):
+    code, sentence = "C101", "there are not enough free cache blocks"
+
+
+class SlotBusy(CapacityError):
+    code, sentence = "C102", "the sequence slot is not free"
+    remedy = "use another slot, or end its request first"

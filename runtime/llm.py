@@ -1,0 +1,156 @@
+"""The offline interface: `LLM(artifact, weights).generate(prompts, params)`, names as in vLLM.
+
+Promises: one result for each prompt, in order, or an error before anything runs. Text comes from the incremental detokeniser, so it
+never holds half a character. Scheduling is `engine.py`; reading the checkpoint is `models`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from tapeout.runtime.artifact import Artifact, load_artifact
+from tapeout.runtime.engine import Engine, EngineOptions
+from tapeout.runtime.errors import OtherModel, PromptRefused, RequestsMismatched
+from tapeout.runtime.params import SamplingParams, request_seed
+from tapeout.runtime.request import RequestOutput
+from tapeout.runtime.weights import bind_weights
+
+if TYPE_CHECKING:
+    from tapeout.models.deepseek_v41.config import ModelConfig
+    from tapeout.models.deepseek_v41.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+Prompts = Prompt | Sequence[Prompt]
+
+
+class LLM:
+    """A compiled model with its weights, ready for prompts. Not thread safe; several may live in one process."""
+
+    def __init__(
+        self,
+        artifact: str | Path,
+        weights: str | Path,
+        *,
+        workers: int | None = None,
+        cache_blocks: int | None = None,
+        chunk_tokens: int | None = None,
+        drafts: bool = False,
+    ) -> None:
+        """Loads an artifact and maps the checkpoint folder `weights`. Raises TapeoutError or an InputError of `models`."""
+        options = EngineOptions(workers, cache_blocks, chunk_tokens, drafts)
+        self.tokenizer: Tokenizer | None
+        self.engine, self.tokenizer = open_engine(load_artifact(artifact), Path(weights), options)
+        self._submitted = 0
+
+    @classmethod
+    def over(cls, engine: Engine, tokenizer: "Tokenizer | None") -> "LLM":
+        """The same interface over an engine that is there already; without a tokenizer prompts are token ids."""
+        llm = cls.__new__(cls)
+        llm.engine, llm.tokenizer, llm._submitted = engine, tokenizer, 0
+        return llm
+
+    def generate(
+        self, prompts: Prompts, params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[RequestOutput]:
+        """Completes every prompt (text, or token ids) and returns the results in order.
+
+        One parameter object serves all prompts; if it has a seed, request i uses a seed derived from it and i, and request 0 the seed
+        itself. Raises before anything runs if a prompt or a parameter is refused.
+        """
+        asked = _listed(prompts)
+        tokens = [self._tokens(prompt, i) for i, prompt in enumerate(asked)]
+        names = [str(self._submitted + i) for i in range(len(asked))]
+        each = _for_each(params, names)
+        self._submitted += len(asked)
+        try:
+            for name, ids, own in zip(names, tokens, each, strict=True):
+                self.engine.submit(ids, own, name)
+            while self.engine.has_work:
+                self.engine.step()
+        except BaseException:
+            self._drop(names)
+            raise
+        return [self._result(name, prompt) for name, prompt in zip(names, asked, strict=True)]
+
+    def close(self) -> None:
+        """Ends the worker threads. May be called twice."""
+        self.engine.close()
+
+    def _tokens(self, prompt: Prompt, index: int) -> list[int]:
+        if not isinstance(prompt, str):
+            return self.engine.checked_prompt(prompt, f"prompt {index}")
+        if self.tokenizer is None:
+            raise PromptRefused(f"prompt {index}", "text, without a tokenizer", "a list of token ids")
+        return self.engine.checked_prompt(self.tokenizer.encode(prompt), f"prompt {index}")
+
+    def _result(self, name: str, prompt: Prompt) -> RequestOutput:
+        result = self.engine.take(name, prompt if isinstance(prompt, str) else None)
+        if self.tokenizer is None:
+            return result
+        stream = self.tokenizer.detokenizer()
+        completion = result.outputs[0]
+        text = "".join(stream.push(token) for token in completion.token_ids) + stream.finish()
+        return replace(result, outputs=(replace(completion, text=text),))
+
+    def _drop(self, names: Sequence[str]) -> None:
+        """Ends and forgets the requests of a call that failed."""
+        for name in names:
+            self.engine.abort(name)
+            self.engine.forget(name)
+
+
+def open_engine(artifact: Artifact, weights: Path, options: EngineOptions) -> "tuple[Engine, Tokenizer]":
+    """Binds an artifact to a checkpoint folder. Raises OtherModel if their configurations differ."""
+    from tapeout.models.deepseek_v41.checkpoint import open_checkpoint
+    from tapeout.models.deepseek_v41.config import load_config, parse_config
+    from tapeout.models.deepseek_v41.token_map import load_token_map
+    from tapeout.models.deepseek_v41.tokenizer import load_tokenizer
+
+    config, stored = parse_config(artifact.manifest.model.config), load_config(weights)
+    if config != stored:
+        raise OtherModel(str(weights), _difference(stored, config), f"the model of {artifact.directory}")
+    checkpoint = open_checkpoint(weights, config, ("text", "draft"))
+    tokenizer = load_tokenizer(weights, config)
+    bound = bind_weights(artifact.weights, checkpoint, lambda: load_token_map(weights, config, tokenizer))
+    return Engine(artifact, bound, options), tokenizer
+
+
+def _difference(found: "ModelConfig", expected: "ModelConfig") -> str:
+    """Key paths in which two configurations differ, the first few."""
+    ours, theirs = found.model_dump(exclude={"ignored"}), expected.model_dump(exclude={"ignored"})
+    keys = [path for path in _leaves(ours) | _leaves(theirs) if _leaves(ours).get(path) != _leaves(theirs).get(path)]
+    return ", ".join(f"{path} = {_leaves(ours).get(path)}" for path in sorted(keys)[:5])
+
+
+def _leaves(tree: object, path: str = "") -> dict[str, object]:
+    if not isinstance(tree, dict):
+        return {path: tree}
+    return {key: value for name, branch in tree.items() for key, value in _leaves(branch, f"{path}.{name}".strip(".")).items()}
+
+
+def _listed(prompts: Prompts) -> list[Prompt]:
+    """A list of prompts; one text or one list of ids counts as a list of one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, np.ndarray) and prompts.ndim == 1:
+        return [cast(Prompt, prompts)]
+    if not isinstance(prompts, Sequence | np.ndarray):
+        raise PromptRefused("prompts", type(prompts).__name__, "text, a list of texts, or lists of token ids")
+    if len(prompts) and isinstance(prompts[0], int | np.integer):
+        return [cast(Prompt, prompts)]
+    return list(cast("Sequence[Prompt]", prompts))
+
+
+def _for_each(params: SamplingParams | Sequence[SamplingParams] | None, names: Sequence[str]) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        shared = params or SamplingParams()
+        seed = shared.seed
+        return [shared if seed is None else shared.with_seed(request_seed(seed, i)) for i in range(len(names))]
+    if not isinstance(params, Sequence) or not all(isinstance(own, SamplingParams) for own in params):
+        raise RequestsMismatched("params", type(params).__name__, "SamplingParams, or a list of them")
+    if len(params) != len(names):
+        raise RequestsMismatched("params", f"{len(params)} for {len(names)} prompts", f"1 or {len(names)}")
+    return list(params)

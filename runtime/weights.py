@@ -1,0 +1,157 @@
+"""Binds an artifact's weight operands to a checkpoint: what lies as the kernel reads it is mapped, the rest is packed once.
+
+All names, element types and shapes are checked before the first byte is packed. Where the tensors come from is a `TensorSource`
+(the checkpoint of `models`, or a dictionary in a test); nothing here opens a file.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from tapeout.runtime.artifact import Rotary, WeightOperand, WeightPart
+from tapeout.runtime.device.memory import NUMPY, zeroed
+from tapeout.runtime.errors import TableUnavailable, TensorMismatch, TensorMissing, ZeroScales
+from tapeout.runtime.transforms import NEUTRAL_SCALE, Array, transformed, transformed_shape
+
+BYTES = (np.dtype(np.uint8), np.dtype(np.int8), np.dtype(ml_dtypes.float8_e8m0fnu))
+"""Elements that are interchangeable in memory: packed FP4 and E8M0 scales."""
+ROTARY_ROWS = 65536  # rows of a rotary table made at a time, so that float64 temporaries stay small
+
+
+class TensorSource(Protocol):
+    """Tensors by name as read-only views; raises KeyError for a name it does not have."""
+
+    def tensor(self, name: str, /) -> NDArray[np.generic]: ...
+
+
+@dataclass(frozen=True)
+class BoundWeights:
+    """Operand parts as arrays, by (operand, part), and how many bytes are mapped and packed."""
+
+    parts: Mapping[tuple[str, str], Array]
+    mapped_bytes: int
+    packed_bytes: int
+
+
+def bind_weights(
+    operands: Sequence[WeightOperand], source: TensorSource, token_map: Callable[[], NDArray[np.int32]] | None = None
+) -> BoundWeights:
+    """Returns every operand part. Raises a WeightsError before packing if a tensor is missing or does not fit.
+
+    `token_map` makes the table of compressed token ids; it is called only if an operand needs it.
+    """
+    _check_tensors(operands, source)
+    parts: dict[tuple[str, str], Array] = {}
+    sums = {"as_stored": 0, "packed": 0}
+    for operand in operands:
+        for part in operand.parts:
+            parts[operand.name, part.part] = _bound(operand, part, source, token_map)
+            sums[part.layout] += part.bytes
+    return BoundWeights(parts, sums["as_stored"], sums["packed"])
+
+
+def rotary_table(rotary: Rotary) -> NDArray[np.float32]:
+    """float32 [positions, 2 * pairs], cosines then sines of the angle float32(position * omega), omega rounded to float32.
+
+    The angle is a float32 product of float32 operands, as in the model (docs/model.md, 4.2); its sine and cosine are rounded once.
+    """
+    omega = np.array(rotary.frequencies, dtype=np.float64).astype(np.float32)
+    table = np.empty((rotary.positions, 2 * len(omega)), dtype=np.float32)
+    for first in range(0, rotary.positions, ROTARY_ROWS):
+        rows = table[first : first + ROTARY_ROWS]
+        positions = np.arange(first, first + len(rows)).astype(np.float32)
+        angles = (positions[:, None] * omega).astype(np.float64)
+        rows[:, : len(omega)] = np.cos(angles)
+        rows[:, len(omega) :] = np.sin(angles)
+    return table
+
+
+# -- checks
+
+
+def _check_tensors(operands: Sequence[WeightOperand], source: TensorSource) -> None:
+    missing: list[str] = []
+    for operand in operands:
+        for part in operand.parts:
+            shapes = [_shape(source, name, missing) for name in part.tensors]
+            if part.tensors and None not in shapes:
+                _check_part(operand, part, source, [shape for shape in shapes if shape is not None])
+    if missing:
+        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        raise TensorMissing("checkpoint", ", ".join(missing[:5]) + more + " not there", "every tensor of weights.json")
+
+
+def _shape(source: TensorSource, name: str, missing: list[str]) -> tuple[int, ...] | None:
+    try:
+        return source.tensor(name).shape
+    except KeyError:
+        missing.append(name)
+        return None
+
+
+def _check_part(operand: WeightOperand, part: WeightPart, source: TensorSource, shapes: list[tuple[int, ...]]) -> None:
+    where = f"{operand.name}.{part.part} of {part.tensors[0]}"
+    shape = transformed_shape(shapes, part.transforms, where)
+    expected = (*part.shape[:-1], -(-part.shape[-1] // 2)) if part.dtype == "f4E2M1FN" else part.shape
+    if shape != expected:
+        raise TensorMismatch(where, f"shape {list(shape)}", f"{list(expected)}")
+    stored = source.tensor(part.tensors[0]).dtype
+    found = np.dtype(np.float32) if "f32" in part.transforms else stored
+    if not _same(found, NUMPY[part.dtype]):
+        raise TensorMismatch(where, f"elements {stored}", part.dtype)
+
+
+def _same(found: np.dtype[np.generic], wanted: np.dtype[np.generic]) -> bool:
+    return found == wanted or (found in BYTES and wanted in BYTES)
+
+
+# -- data
+
+
+def _bound(
+    operand: WeightOperand,
+    part: WeightPart,
+    source: TensorSource,
+    token_map: Callable[[], NDArray[np.int32]] | None,
+) -> Array:
+    if operand.derived is not None:
+        return _aligned(_table(operand, part, token_map), part)
+    arrays = [source.tensor(name) for name in part.tensors]
+    if part.layout == "as_stored":
+        return arrays[0]
+    scales = part.part == "scales"
+    if scales:
+        _refuse_zero_scales(part, arrays)
+    pad = NEUTRAL_SCALE if scales else 0
+    return _aligned(transformed(arrays, part.transforms, pad=pad, where=operand.name), part)
+
+
+def _refuse_zero_scales(part: WeightPart, arrays: Sequence[Array]) -> None:
+    for name, array in zip(part.tensors, arrays, strict=True):
+        if array.size and array.dtype in BYTES and not array.view(np.uint8).any():
+            raise ZeroScales(name, "byte 0 (2^-127) everywhere", "the exponents of its weight")
+
+
+def _table(operand: WeightOperand, part: WeightPart, token_map: Callable[[], NDArray[np.int32]] | None) -> Array:
+    derived = operand.derived
+    if derived is not None and derived.rotary is not None:
+        table: Array = rotary_table(derived.rotary)
+    elif token_map is not None:
+        table = np.asarray(token_map(), dtype=np.int32)
+    else:
+        raise TableUnavailable(operand.name, "no tokenizer", "the tokenizer of the checkpoint")
+    if table.shape != part.shape or table.dtype != NUMPY[part.dtype]:
+        raise TableUnavailable(operand.name, f"{table.dtype} {list(table.shape)}", f"{part.dtype} {list(part.shape)}")
+    return table
+
+
+def _aligned(array: Array, part: WeightPart) -> Array:
+    """A copy at a 64-byte boundary."""
+    raw = zeroed(array.nbytes, part.part)
+    copy = raw[: array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy

@@ -1,0 +1,31 @@
+"""Tapeout compiles DeepSeek-V4.1-Flash to hardware binaries ahead of time and runs them offline.
+
+`tapeout.compile(path, output, …)` needs the compiler's dependencies; `tapeout.LLM(artifact, weights)` needs only the runtime's. Names are
+loaded on first use.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tapeout.compiler.api import Compiled, compile
+    from tapeout.runtime.llm import LLM
+    from tapeout.runtime.params import SamplingParams
+    from tapeout.runtime.request import RequestOutput
+
+__all__ = ["LLM", "Compiled", "RequestOutput", "SamplingParams", "compile"]
+
+_HOMES = {
+    "LLM": "tapeout.runtime.llm",
+    "SamplingParams": "tapeout.runtime.params",
+    "RequestOutput": "tapeout.runtime.request",
+    "compile": "tapeout.compiler.api",
+    "Compiled": "tapeout.compiler.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tapeout' has no attribute {name!r}; it has {', '.join(__all__)}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

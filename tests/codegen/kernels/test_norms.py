@@ -1,0 +1,100 @@
+"""Norms alone and fused: within one BF16 rounding of the formula, fused groups bit-equal to their ops one by one, rows independent."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from tapeout.dialects import nn
+from tapeout.dialects.format import BF16, FP32, INT32, Q4_INDEX, Q8, decode
+from tapeout.dialects.types import Tensor
+from tests.codegen.kernels.harness import HOW, ROWS, KernelCase, assert_close, assert_same, gamma, numbers, row, uneven
+
+EPSILON = 1e-6
+
+
+def norm_case(n: int, out=BF16, number=BF16, **schedule) -> KernelCase:
+    return KernelCase(partial(nn.rms_norm, epsilon=EPSILON, out=out), [Tensor((None, n), number), Tensor((n,), BF16)], **schedule)
+
+
+def exact_norm(x, weight):
+    v = decode(x)
+    return decode(weight) * v / np.sqrt((v * v).mean(axis=-1, keepdims=True) + EPSILON)
+
+
+def rows_of(count: int, n: int):
+    return uneven(count, count, n), numbers(7, n)
+
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize(("n", "schedule"), [(32, {}), (96, {"block_rows": 4, "block_columns": 32}), (1280, {}), (5120, {"block_columns": 512})])
+def test_rms_norm_is_the_formula(how, n, schedule):
+    case = norm_case(n, **schedule)
+    for count in ROWS:
+        x, weight = rows_of(count, n)
+        (found,) = case.run(how, x, weight)
+        exact = exact_norm(x, weight)
+        assert_close(found, exact, gamma(n) * np.abs(exact), BF16)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_f32_rows_and_results_are_not_rounded(how):
+    case = norm_case(64, out=FP32, number=FP32, block_rows=2, block_columns=32)
+    x, weight = numbers(3, 5, 64, number=FP32), numbers(7, 64)
+    (found,) = case.run(how, x, weight)
+    exact = exact_norm(x, weight)
+    assert_close(found, exact, gamma(64) * np.abs(exact), FP32)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_row_does_not_depend_on_its_batch(how):
+    case = norm_case(96, block_rows=4, block_columns=32)
+    x, weight = rows_of(17, 96)
+    (batch,) = case.run(how, x, weight)
+    for r in (0, 3, 16):
+        (alone,) = case.run(how, row(x, r), weight)
+        np.testing.assert_array_equal(alone[0].view(np.uint16), batch[r].view(np.uint16))
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("number", [Q8, Q4_INDEX])
+def test_norm_quantize_is_norm_then_quantize(how, keep, number):
+    n, blocks = 96, {"block_rows": 4, "block_columns": 32}
+
+    def build(x, weight):
+        y = nn.rms_norm(x, weight, epsilon=EPSILON, out=BF16)
+        q = nn.quantize(y, out=number)
+        return (y, q) if keep else q
+
+    case = KernelCase(build, [Tensor((None, n), BF16), Tensor((n,), BF16)], "norm_quantize", **blocks)
+    norm, quantize = norm_case(n, **blocks), KernelCase(partial(nn.quantize, out=number), [Tensor((None, n), BF16)], **blocks)
+    for count in ROWS:
+        x, weight = rows_of(count, n)
+        (y,) = norm.run(how, x, weight)
+        (q,) = quantize.meaning(y)
+        assert_same(case.run(how, x, weight), [y, q] if keep else [q])
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize(("heads", "width", "number", "offset"), [(1, 128, Q8, 0), (1, 128, Q4_INDEX, -1), (2, 64, Q8, 0)])
+def test_norm_rope_quantize_is_its_ops_one_by_one(how, heads, width, number, offset):
+    turn = {"heads": heads, "width": width, "offset": offset, "inverse": False}
+    table, n = numbers(5, 50, 32, number=FP32), heads * width
+
+    def build(x, weight, positions, angles):
+        y = nn.rms_norm(x, weight, epsilon=EPSILON, out=BF16)
+        return nn.quantize(nn.rope(y, positions, angles, out=BF16, **turn), out=number)
+
+    views = [Tensor((None, n), BF16), Tensor((n,), BF16), Tensor((None,), INT32), Tensor(table.shape, FP32)]
+    case = KernelCase(build, views, "norm_rope_quantize", block_columns=32)
+    norm = norm_case(n, block_columns=32)
+    rope = KernelCase(partial(nn.rope, out=BF16, **turn), [views[0], *views[2:]])
+    for count in ROWS:
+        x, weight = rows_of(count, n)
+        positions = (np.arange(count) * 7 % 50).astype(np.int32)
+        (y,) = norm.run(how, x, weight)
+        (turned,) = rope.run(how, y, positions, table)
+        (q,) = KernelCase(partial(nn.quantize, out=number), [views[0]]).meaning(turned)
+        assert_same(case.run(how, x, weight, positions, table), [q])

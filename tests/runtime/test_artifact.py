@@ -1,0 +1,124 @@
+"""Writing and reading artifacts: same data, same bytes; whole or not at all; quick (docs/runtime.md, artifact)."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from tapeout.runtime.artifact import (
+    LIBRARY,
+    ArtifactData,
+    Program,
+    Programs,
+    Ref,
+    Value,
+    canonical_json,
+    config_fingerprint,
+    load_artifact,
+    manifest_identity,
+    write_artifact,
+)
+from tapeout.runtime.errors import ArtifactFolderMissing, ArtifactOccupied
+from tests.runtime import toy as model
+from tests.runtime.toy import write_toy
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
+
+
+def test_what_is_written_is_read_back(toy: Path) -> None:
+    artifact, data = load_artifact(toy), model.data()
+    assert artifact.programs == {
+        name: {int(bucket): program for bucket, program in buckets.items()} for name, buckets in data.programs.programs.items()
+    }
+    assert artifact.weights == data.weights.operands
+    sealed = artifact.manifest
+    assert sealed.model_copy(update={"files": {}, "identity": ""}) == data.manifest
+    assert set(sealed.files) == {"programs.json", "weights.json", "tuning.json", LIBRARY, "source/cpu/toy.mlir"}
+    assert artifact.library.read_bytes() == model.library()
+    assert (artifact.buckets, artifact.draft_block) == ((4, 16, 32), 3)
+    assert [artifact.bound(name, 16) for name in ("rows", "kept", "outputs", "sequences", "drafts")] == [16, 16, 16, 5, 15]
+    assert artifact.bound("drafts", 4) == 12
+
+
+def test_same_data_gives_same_bytes(tmp_path: Path, toy: Path) -> None:
+    assert contents(write_toy(tmp_path / "other name")) == contents(toy)
+
+
+def test_files_are_canonical_json(toy: Path) -> None:
+    for name in ("manifest.json", "programs.json", "weights.json", "tuning.json"):
+        text = (toy / name).read_bytes()
+        assert text == canonical_json(json.loads(text)), name
+    manifest = json.loads((toy / "manifest.json").read_bytes())
+    assert manifest["schema"] == 1 and manifest["identity"] == manifest_identity(manifest)
+    assert manifest["model"]["fingerprint"] == config_fingerprint(manifest["model"]["config"])
+    assert manifest["model"]["config"]["nothing"] is None
+    assert [state["length"] for state in manifest["states"]] == [None, 1]
+
+
+def test_an_artifact_is_replaced_and_nothing_stays_beside_it(tmp_path: Path) -> None:
+    place = tmp_path / "artifact"
+    place.mkdir()
+    write_toy(place)
+    (place / "left over").write_text("x")
+    write_toy(place)
+    assert "left over" not in contents(place)
+    assert [path.name for path in tmp_path.iterdir()] == ["artifact"]
+    load_artifact(place)
+
+
+def test_something_else_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "notes.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    for name in ("folder", "file"):
+        with pytest.raises(ArtifactOccupied, match=r"\[A112\].*empty this one"):
+            write_toy(tmp_path / name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    broken = ArtifactData(model.manifest(), model.programs(), model.weights(), {"bad": float("nan")})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_artifact(tmp_path / "artifact", broken, {LIBRARY: b""})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactFolderMissing) as refused:
+        load_artifact(tmp_path / "none")
+    assert str(refused.value) == (
+        f"[A101] there is no artifact folder - {tmp_path / 'none'} - found nothing - give the folder that `tapeout compile` wrote"
+    )
+
+
+def test_a_large_artifact_loads_quickly(tmp_path: Path) -> None:
+    """Five programs, three buckets, 400 launches of six buffers each, in less than 150 ms (the best of three)."""
+    directory = write_artifact(tmp_path / "large", large(), {LIBRARY: model.library()})
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        artifact = load_artifact(directory)
+        times.append(time.perf_counter() - start)
+    assert sum(len(p.launches) for buckets in artifact.programs.values() for p in buckets.values()) == 5 * 3 * 400
+    assert min(times) < 0.150, times
+
+
+def large() -> ArtifactData:
+    refs: list[Ref] = [("arena", 64), ("arena", 128), ("weight", "embed", "values"), ("state", "entries", "values"), ("extent", "rows")]
+    programs = {}
+    for entry, buckets in model.programs().programs.items():
+        io: Ref = ("io", buckets["4"].results[0].name, "values")
+        launches = tuple(model.launch("toy_add", *refs, io) for _ in range(400))
+        programs[entry] = {bucket: program.model_copy(update={"launches": launches, "arena_bytes": 4096}) for bucket, program in buckets.items()}
+    return ArtifactData(model.manifest(), Programs(programs=programs), model.weights())
+
+
+def test_schema_classes_refuse_wrong_types() -> None:
+    for wrong in ({"name": 1}, {"dtype": "f31"}, {"shape": (1.5,)}, {"shape": ("row",)}, {"extra": 1}):
+        with pytest.raises(ValueError, match="validation error"):
+            Value(**{"name": "x", "dtype": "f32", "shape": (1,), **wrong})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="validation error"):
+        Program(arena_bytes=-1, inputs=(), results=(), launches=())

@@ -1,0 +1,347 @@
+"""Continuous batching on the toy model: every schedule yields the tokens of the model run alone (docs/runtime.md, 1 and 3)."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tapeout.runtime.engine import Engine, EngineOptions
+from tapeout.runtime.errors import BatchRefused, BlocksExhausted, OptionRefused, PromptRefused, RequestTaken, SlotBusy
+from tapeout.runtime.params import SamplingParams
+from tapeout.runtime.request import Event, FinishedEvent, TokenEvent
+from tests.runtime.toy import (
+    DRAFTS,
+    EOS,
+    MAX_CONTEXT,
+    MAX_ROWS,
+    MAX_SEQUENCES,
+    VOCABULARY,
+    toy_answer,
+    toy_engine,
+    toy_logits,
+)
+
+GREEDY = SamplingParams(temperature=0, max_tokens=7)
+
+
+@pytest.fixture
+def engine(toy: Path) -> Iterator[Engine]:
+    engine = toy_engine(toy)
+    yield engine
+    assert_empty(engine)
+    engine.close()
+
+
+def assert_empty(engine: Engine) -> None:
+    """All slots and blocks are back."""
+    assert engine.blocks.free_blocks == engine.blocks.count - 1
+    assert sorted(engine._free_slots) == list(range(MAX_SEQUENCES))
+
+
+def drain(engine: Engine) -> list[Event]:
+    events = []
+    while engine.has_work:
+        events += engine.step()
+    return events
+
+
+def prompt(length: int, salt: int = 0) -> list[int]:
+    return [(5 * i + i * i + salt) % VOCABULARY for i in range(length)]
+
+
+# -- forward
+
+
+@pytest.mark.parametrize("cuts", [[17], [1] * 17, [3, 7, 7], [16, 1], [4, 13]])
+def test_forward_in_any_chunks_gives_the_model(engine: Engine, cuts: list[int]) -> None:
+    tokens, found, at = prompt(17), [], 0
+    for cut in cuts:
+        found += engine.forward([(2, tokens[at : at + cut])])
+        at += cut
+    assert np.array_equal(np.concatenate(found), toy_logits(tokens))
+    engine.reset(2)
+
+
+def test_forward_of_several_slots_at_once(engine: Engine) -> None:
+    first, second = prompt(9), prompt(5, salt=11)
+    a, b = engine.forward([(4, first), (0, second)])
+    assert np.array_equal(a, toy_logits(first)) and np.array_equal(b, toy_logits(second))
+    b, a = engine.forward([(0, [3]), (4, [7, 8])], logits="last")
+    assert np.array_equal(a, toy_logits([*first, 7, 8])[-1:]) and np.array_equal(b, toy_logits([*second, 3])[-1:])
+    for slot in (0, 4):
+        engine.reset(slot)
+
+
+def test_forward_fills_every_row_and_the_whole_context(engine: Engine) -> None:
+    tokens = prompt(MAX_CONTEXT)
+    found = [engine.forward([(1, tokens[at : at + MAX_ROWS])])[0] for at in range(0, MAX_CONTEXT, MAX_ROWS)]
+    assert np.array_equal(np.concatenate(found), toy_logits(tokens))
+    with pytest.raises(BatchRefused, match="found 62 tokens, expected at most 61, the context"):
+        engine.forward([(1, [1])])
+    engine.reset(1)
+
+
+def test_a_slot_that_was_used_shows_nothing_of_it(engine: Engine) -> None:
+    engine.forward([(0, prompt(20, salt=3))])
+    engine.reset(0)
+    assert np.array_equal(engine.forward([(0, prompt(6))])[0], toy_logits(prompt(6)))
+    engine.reset(0)
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "words"),
+    [
+        ([(0, [1] * (MAX_ROWS + 1))], BatchRefused, "found 25 rows, slots"),
+        ([(0, [1]), (0, [2])], BatchRefused, "each slot once"),
+        ([(5, [1])], SlotBusy, "slot 5"),
+        ([(-1, [1])], SlotBusy, "slot -1"),
+        ([(0, [])], PromptRefused, "an empty prompt"),
+        ([(0, [VOCABULARY])], PromptRefused, "found 37, expected 0 to 36"),
+        ([(0, [-1])], PromptRefused, "found -1"),
+        ([(0, [True])], PromptRefused, "found True"),
+        ([(0, [1.0])], PromptRefused, "found 1.0"),
+    ],
+)
+def test_forward_refuses(engine: Engine, batch: list[tuple[int, list[int]]], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        engine.forward(batch)
+
+
+def test_forward_takes_nothing_when_blocks_run_out(toy: Path) -> None:
+    engine = toy_engine(toy, cache_blocks=5)
+    with pytest.raises(BlocksExhausted, match="found a need of 5 blocks, expected 4 free of 4"):
+        engine.forward([(0, prompt(8)), (1, prompt(9))])
+    assert_empty(engine)
+
+
+def test_forward_and_requests_share_slots(engine: Engine) -> None:
+    engine.forward([(0, prompt(3))])
+    engine.submit(prompt(4), GREEDY)
+    engine.step()
+    with pytest.raises(SlotBusy):
+        engine.forward([(1, [2])])
+    drain(engine)
+    assert np.array_equal(engine.forward([(0, [2])])[0], toy_logits([*prompt(3), 2])[-1:])
+    engine.reset(0)
+
+
+def test_draft_follows_the_golden_token(engine: Engine) -> None:
+    engine.forward([(3, prompt(6)), (1, prompt(2))])
+    tokens, confidences = engine.draft([(1, 36), (3, 10)])
+    assert tokens.tolist() == [[0, 1, 2], [11, 12, 13]]
+    assert confidences.tolist() == [[1.0, 1.125, 1.25], [5.0, 5.125, 5.25]]
+    assert np.array_equal(engine.forward([(3, [9])])[0], toy_logits([*prompt(6), 9])[-1:])
+    with pytest.raises(BatchRefused, match="slot 0"):
+        engine.draft([(0, 1)])
+    engine.reset(1)
+    engine.reset(3)
+
+
+# -- requests
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 3])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_every_request_gets_the_model_alone(toy: Path, chunk: int | None, workers: int) -> None:
+    engine = toy_engine(toy, chunk_tokens=chunk, workers=workers, drafts=True)
+    asked = {f"r{i}": (prompt(1 + 7 * i % 50, salt=i), SamplingParams(temperature=i % 3, seed=i, max_tokens=3 + i)) for i in range(13)}
+    for name, (tokens, params) in asked.items():
+        engine.submit(tokens, params, name)
+    events = drain(engine)
+    for name, (tokens, params) in asked.items():
+        result = engine.take(name)
+        expected = toy_answer(tokens, params.max_tokens, params.temperature, params.seed or 0)
+        assert list(result.outputs[0].token_ids) == expected, name
+        assert [e.token for e in events if isinstance(e, TokenEvent) and e.request_id == name] == expected
+        assert [draft.tokens[0] for draft in result.drafts] == [(token + 1) % VOCABULARY for token in expected]
+    finished = [event.request_id for event in events if isinstance(event, FinishedEvent)]
+    assert sorted(finished) == sorted(asked)
+    assert_empty(engine)
+    engine.close()
+
+
+def test_a_step_mixes_decode_rows_and_prompt_pieces(engine: Engine) -> None:
+    engine.submit(prompt(3), GREEDY, "short")
+    engine.step()
+    engine.submit(prompt(MAX_ROWS + 5), GREEDY, "long")
+    plan_before = engine.step()
+    assert [type(event) for event in plan_before] == [TokenEvent], "the short one decodes while the long prompt fills the rows"
+    assert int(engine.programs._cells["rows"][0]) == MAX_ROWS
+    assert [event.request_id for event in engine.step()] == ["short", "long"]
+    drain(engine)
+
+
+def test_randomness_is_a_function_of_seed_and_position(engine: Engine) -> None:
+    params = SamplingParams(temperature=1, seed=2**63 + 5, max_tokens=9)
+    alone = run_one(engine, prompt(5), params)
+    for salt in range(4):
+        engine.submit(prompt(7, salt), SamplingParams(temperature=0, max_tokens=20, ignore_eos=True))
+    for _ in range(3):
+        engine.step()
+    engine.submit(prompt(5), params, "late")
+    drain(engine)
+    assert engine.take("late").outputs[0].token_ids == alone
+
+
+def test_unseeded_requests_draw_and_report_their_own_seed(engine: Engine) -> None:
+    params = SamplingParams(temperature=1, max_tokens=8, ignore_eos=True)
+    names = [engine.submit(prompt(5), params) for _ in range(8)]
+    drain(engine)
+    results = [engine.take(name) for name in names]
+    assert len({result.outputs[0].token_ids for result in results}) > 1
+    assert len({result.seed for result in results}) == 8
+    again = run_one(engine, prompt(5), params.with_seed(results[3].seed))
+    assert again == results[3].outputs[0].token_ids
+
+
+def test_a_greedy_row_beside_seeded_rows_is_greedy(engine: Engine) -> None:
+    for seed in range(4):
+        engine.submit(prompt(5), SamplingParams(temperature=1, seed=seed, max_tokens=9))
+    engine.submit(prompt(5), SamplingParams(temperature=0, max_tokens=9), "greedy")
+    drain(engine)
+    assert list(engine.take("greedy").outputs[0].token_ids) == toy_answer(prompt(5), 9)
+
+
+def run_one(engine: Engine, tokens: list[int], params: SamplingParams) -> tuple[int, ...]:
+    name = engine.submit(tokens, params)
+    drain(engine)
+    return engine.take(name).outputs[0].token_ids
+
+
+# -- how requests end
+
+
+def test_no_token_when_none_is_asked_for(engine: Engine) -> None:
+    engine.submit(prompt(30), SamplingParams(max_tokens=0), "fill")
+    assert drain(engine) == [FinishedEvent("fill", "length", "max_tokens")]
+    result = engine.take("fill")
+    assert result.outputs[0].token_ids == () and result.outputs[0].finish_reason == "length"
+    assert result.timing.ttft_ms is None and result.timing.total_ms >= result.timing.queue_ms >= 0
+
+
+def test_context_ends_a_request_one_token_past_its_length(engine: Engine) -> None:
+    params = SamplingParams(temperature=0, max_tokens=1000, ignore_eos=True)
+    engine.submit(prompt(MAX_CONTEXT), params, "full")
+    engine.submit(prompt(MAX_CONTEXT - 3), params, "nearly")
+    drain(engine)
+    for name, count in (("full", 1), ("nearly", 4)):
+        completion = engine.take(name).outputs[0]
+        assert (len(completion.token_ids), completion.finish_reason, completion.stop_reason) == (count, "length", "max_context")
+
+
+def test_a_prompt_that_is_too_long_gets_a_result_without_tokens(engine: Engine) -> None:
+    engine.submit(prompt(MAX_CONTEXT + 1), GREEDY, "long")
+    assert drain(engine) == [FinishedEvent("long", "prompt_length_exceeded", None)]
+    assert engine.take("long").outputs[0].token_ids == ()
+
+
+def test_eos_ends_a_request_unless_ignored(engine: Engine) -> None:
+    tokens, answer = next((p, a) for salt in range(99) if EOS in (a := toy_answer(p := prompt(4, salt), 20)) and len(a) > 1)
+    engine.submit(tokens, SamplingParams(temperature=0, max_tokens=20), "stops")
+    engine.submit(tokens, SamplingParams(temperature=0, max_tokens=len(answer) + 1, ignore_eos=True), "goes on")
+    engine.submit(tokens, SamplingParams(temperature=0, max_tokens=20, stop_token_ids=(answer[0], 99)), "early")
+    drain(engine)
+    stops, goes_on, early = (engine.take(name).outputs[0] for name in ("stops", "goes on", "early"))
+    assert (list(stops.token_ids), stops.finish_reason, stops.stop_reason) == (answer, "stop", "eos")
+    assert (len(goes_on.token_ids), goes_on.finish_reason, goes_on.stop_reason) == (len(answer) + 1, "length", "max_tokens")
+    assert (list(early.token_ids), early.finish_reason, early.stop_reason) == (answer[:1], "stop", answer[0])
+
+
+def test_logprobs_only_where_asked_for(engine: Engine) -> None:
+    engine.submit(prompt(4), SamplingParams(temperature=0, max_tokens=3, logprobs=True, ignore_eos=True), "with")
+    engine.submit(prompt(4), GREEDY, "without")
+    drain(engine)
+    asked = engine.take("with").outputs[0]
+    assert asked.logprobs == tuple(-token - 0.25 for token in asked.token_ids)
+    assert engine.take("without").outputs[0].logprobs is None
+
+
+def test_abort_works_everywhere_once(engine: Engine) -> None:
+    for i in range(MAX_SEQUENCES + 1):
+        engine.submit(prompt(30), SamplingParams(temperature=0, max_tokens=20, ignore_eos=True), f"r{i}")
+    engine.step()  # r0 fills all rows: it is between chunks, the others have slots, the last one waits
+    assert engine.abort(f"r{MAX_SEQUENCES}") and engine.abort("r0") and engine.abort("r1")
+    assert not engine.abort("r0") and not engine.abort("nobody")
+    events = drain(engine)
+    aborted = [event for event in events if isinstance(event, FinishedEvent) and event.finish_reason == "abort"]
+    assert [event.request_id for event in aborted] == [f"r{MAX_SEQUENCES}", "r0", "r1"]
+    assert not engine.abort("r2")
+    assert len(engine.take("r2").outputs[0].token_ids) == 20
+
+
+def test_small_pools_make_requests_wait_and_lose_nothing(toy: Path) -> None:
+    engine = toy_engine(toy, cache_blocks=8)  # 28 tokens
+    assert engine.context == 28
+    names = [engine.submit(prompt(9, i), SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)) for i in range(7)]
+    engine.step()
+    assert engine.blocks.free_blocks == 7 - 4, "one request of 14 tokens holds four blocks, a second does not fit"
+    drain(engine)
+    answers = [engine.take(name).outputs[0].token_ids for name in names]
+    assert [len(answer) for answer in answers] == [6] * 7
+    assert answers[2][:1] == tuple(toy_answer(prompt(9, 2), 1))
+    assert_empty(engine)
+
+
+def test_random_schedules_leak_nothing_and_report_once(toy: Path) -> None:
+    rng = random.Random(7)
+    engine = toy_engine(toy, cache_blocks=20, chunk_tokens=5)
+    alive: dict[str, tuple[list[int], SamplingParams]] = {}
+    events: list[Event] = []
+    for i in range(400):
+        if rng.random() < 0.4:
+            tokens = prompt(rng.randint(1, 70), i)
+            params = SamplingParams(temperature=rng.choice([0, 1]), seed=i, max_tokens=rng.randint(0, 9))
+            alive[engine.submit(tokens, params)] = (tokens, params)
+        if alive and rng.random() < 0.1:
+            engine.abort(rng.choice(list(alive)))
+        events += engine.step()
+        packed = engine.programs.array("tokens")[: int(engine.programs._cells["rows"][0])]
+        assert ((packed >= 0) & (packed < VOCABULARY)).all()
+    events += drain(engine)
+    finished = [event for event in events if isinstance(event, FinishedEvent)]
+    assert sorted(event.request_id for event in finished) == sorted(alive)
+    for event in finished:
+        tokens, params = alive[event.request_id]
+        answer = list(engine.take(event.request_id).outputs[0].token_ids)
+        expected = toy_answer(tokens, params.max_tokens, params.temperature, params.seed or 0)
+        assert answer == expected[: len(answer)]
+        assert event.finish_reason in ("abort", "prompt_length_exceeded") or answer == expected
+    assert_empty(engine)
+
+
+# -- refusals
+
+
+def test_submit_refuses_at_the_door(engine: Engine) -> None:
+    engine.submit(prompt(2), GREEDY, "a")
+    with pytest.raises(RequestTaken, match="request a"):
+        engine.submit(prompt(2), GREEDY, "a")
+    for wrong in ("text", 5, [], [VOCABULARY], [None]):
+        with pytest.raises(PromptRefused):
+            engine.submit(wrong, GREEDY)  # type: ignore[arg-type]
+    with pytest.raises(KeyError):
+        engine.take("a")
+    drain(engine)
+
+
+@pytest.mark.parametrize("options", [{"cache_blocks": 1}, {"chunk_tokens": 0}, {"chunk_tokens": True}, {"cache_blocks": 2.0}, {"drafts": 1}])
+def test_options_are_checked(options: dict[str, object]) -> None:
+    with pytest.raises(OptionRefused, match=next(iter(options))):
+        EngineOptions(**options)  # type: ignore[arg-type]
+
+
+def test_drafts_are_counted_against_the_sequence(toy: Path) -> None:
+    engine = toy_engine(toy, drafts=True)
+    engine.submit(prompt(3), SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), "d")
+    drain(engine)
+    result = engine.take("d")
+    tokens = [*result.prompt_token_ids, *result.outputs[0].token_ids]
+    assert [draft.position for draft in result.drafts] == list(range(4, 16))
+    assert result.speculation.drafted == 12 * DRAFTS and result.speculation.steps == 12 and result.speculation.verified == 0
+    foreseen = 0
+    for draft in result.drafts:
+        pairs = list(zip(draft.tokens, tokens[draft.position :], strict=False))
+        foreseen += next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
+    assert result.speculation.foreseen == foreseen

@@ -1,0 +1,132 @@
+"""Binding operands to tensors: mapped where stored as read, packed once elsewhere, checked before anything is packed."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tapeout.runtime.artifact import Derived, Rotary, TokenMap, WeightOperand, WeightPart
+from tapeout.runtime.device.memory import address
+from tapeout.runtime.errors import (
+    TableUnavailable,
+    TensorMismatch,
+    TensorMissing,
+    TransformRefused,
+    WeightsError,
+    ZeroScales,
+)
+from tapeout.runtime.weights import bind_weights, rotary_table
+from tests.runtime.toy import Tensors
+
+bfloat16 = ml_dtypes.bfloat16
+
+
+def part(name: str, dtype: Any, shape: tuple[int, ...], *tensors: str, transforms: tuple[str, ...] = (), layout: Any = None) -> WeightPart:
+    size = {"bf16": 2, "f32": 4, "i32": 4}.get(dtype, 1) * int(np.prod(shape))
+    kind = layout or ("packed" if transforms else "as_stored")
+    return WeightPart(part=name, dtype=dtype, shape=shape, bytes=size, layout=kind, tensors=tensors, transforms=transforms)
+
+
+def operand(*parts: WeightPart, derived: Derived | None = None) -> WeightOperand:
+    return WeightOperand(name="op", kind="weight", parts=parts, derived=derived)
+
+
+def test_as_stored_parts_are_the_views_themselves() -> None:
+    stored = np.arange(6, dtype=bfloat16).reshape(2, 3)
+    bound = bind_weights([operand(part("values", "bf16", (2, 3), "w"))], Tensors(w=stored))
+    assert bound.parts["op", "values"] is stored
+    assert (bound.mapped_bytes, bound.packed_bytes) == (12, 0)
+
+
+def test_packed_parts_are_aligned_copies() -> None:
+    codes = np.arange(1, 16, dtype=np.uint8).reshape(3, 5)
+    parts = (
+        part("codes", "f8E4M3FN", (1, 5, 4), "w", transforms=("transpose", "panels:4")),
+        part("scales", "i8", (1, 2, 4), "s", transforms=("transpose", "panels:4")),
+    )
+    scales = np.array([[130, 131], [132, 133], [134, 135]], dtype=np.uint8)
+    bound = bind_weights([operand(*parts)], Tensors(w=codes.view(ml_dtypes.float8_e4m3fn), s=scales))
+    packed = bound.parts["op", "codes"]
+    assert address(packed) % 64 == 0 and packed.dtype == ml_dtypes.float8_e4m3fn
+    assert packed.view(np.uint8)[0, 1].tolist() == [2, 7, 12, 0], "values pad with zero"
+    assert bound.parts["op", "scales"][0].tolist() == [[130, 132, 134, 127], [131, 133, 135, 127]], "scales pad with 2^0"
+    assert (bound.mapped_bytes, bound.packed_bytes) == (0, 28)
+
+
+def test_widening_counts_as_the_element_it_makes() -> None:
+    wide = operand(part("values", "f32", (3,), "w", transforms=("f32",)))
+    bound = bind_weights([wide], Tensors(w=np.array([1, 2, 3], dtype=bfloat16)))
+    assert bound.parts["op", "values"].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "error", "words"),
+    [
+        (part("values", "bf16", (2, 3), "v"), TensorMissing, "found v not there"),
+        (part("values", "bf16", (3, 2), "w"), TensorMismatch, "found shape [2, 3], expected [3, 2]"),
+        (part("values", "f32", (2, 3), "w"), TensorMismatch, "found elements bfloat16, expected f32"),
+        (part("values", "bf16", (2, 3), "w", transforms=("transpose",)), TensorMismatch, "found shape [3, 2], expected [2, 3]"),
+        (part("values", "bf16", (2, 3), "w", transforms=("fp4_split",)), TransformRefused, "a multiple of 128"),
+        (part("values", "bf16", (2, 2, 3), "w", "b", transforms=("stack",)), TransformRefused, "equal shapes"),
+        (part("values", "bf16", (2, 2, 3), "w", "gone", transforms=("stack",)), TensorMissing, "gone"),
+        (part("scales", "i8", (1, 3, 16), "zero", transforms=("panels:16",)), ZeroScales, "zero - found byte 0"),
+    ],
+)
+def test_misfits_are_refused(wanted: WeightPart, error: type[WeightsError], words: str) -> None:
+    stored = Tensors(w=np.zeros((2, 3), dtype=bfloat16), b=np.zeros((3, 3), dtype=bfloat16), zero=np.zeros((3, 2), dtype=np.uint8))
+    with pytest.raises(error) as refused:
+        bind_weights([operand(wanted)], stored)
+    assert words in str(refused.value)
+
+
+def test_all_missing_tensors_are_counted_before_any_packing() -> None:
+    class Counting(Tensors):
+        touched = 0
+
+        def tensor(self, name: str, /) -> Any:
+            self.touched += name == "w"
+            return super().tensor(name)
+
+    source = Counting(w=np.ones((2, 3), dtype=bfloat16))
+    first = WeightOperand(name="first", kind="weight", parts=(part("values", "bf16", (3, 2), "w", transforms=("transpose",)),))
+    gone = operand(part("values", "bf16", (9, 2), *(f"gone.{i}" for i in range(9)), transforms=("stack",)))
+    with pytest.raises(TensorMissing, match=r"gone\.0, gone\.1, gone\.2, gone\.3, gone\.4 and 4 more not there"):
+        bind_weights([first, gone], source)
+    assert source.touched <= 2, "only its header facts were asked for"
+
+
+def test_rotary_tables_round_frequency_and_angle_to_float32() -> None:
+    frequencies = (1.0, 10000 ** (-2 / 64), 0.1, 1e-4 / 3)
+    table = rotary_table(Rotary(frequencies=frequencies, positions=70001))
+    assert table.shape == (70001, 8) and table.dtype == np.float32
+    for position in (0, 1, 2, 65535, 65536, 69999):
+        for i, frequency in enumerate(frequencies):
+            angle = float(np.float32(np.float32(position) * np.float32(frequency)))
+            assert table[position, i] == np.float32(np.cos(angle)) and table[position, 4 + i] == np.float32(np.sin(angle))
+    exact = np.cos(69999 * frequencies[1])
+    assert abs(table[69999, 1] - exact) > 1e-4, "far out, the float32 angle shows: the table is the model's, not the ideal one"
+
+
+def test_derived_tables() -> None:
+    rotary = operand(part("values", "f32", (5, 2), layout="packed"), derived=Derived(rotary=Rotary(frequencies=(0.5,), positions=5)))
+    tokens = operand(part("values", "i32", (4,), layout="packed"), derived=Derived(token_map=TokenMap()))
+    bound = bind_weights([rotary], Tensors())
+    assert np.array_equal(bound.parts["op", "values"], rotary_table(Rotary(frequencies=(0.5,), positions=5)))
+    bound = bind_weights([tokens], Tensors(), lambda: np.array([3, 0, 0, 1], dtype=np.int32))
+    assert bound.parts["op", "values"].tolist() == [3, 0, 0, 1] and address(bound.parts["op", "values"]) % 64 == 0
+    with pytest.raises(TableUnavailable, match="found no tokenizer"):
+        bind_weights([tokens], Tensors())
+    with pytest.raises(TableUnavailable, match=r"found int32 \[3\], expected i32 \[4\]"):
+        bind_weights([tokens], Tensors(), lambda: np.zeros(3, dtype=np.int32))
+
+
+def test_rotary_tables_agree_with_the_model() -> None:
+    from tapeout.models.deepseek_v41.config import shipped_config
+
+    config = shipped_config("v4.1-flash")
+    for ratio in (0, 1, 2):
+        frequencies = tuple(float(f) for f in config.rope_frequencies(ratio))
+        table = rotary_table(Rotary(frequencies=frequencies, positions=3))
+        assert table.shape == (3, 64)
+        assert table[2, 0] == np.float32(np.cos(2.0)) and table[1, 32] == np.float32(np.sin(1.0))
