@@ -10,6 +10,10 @@ from tapeout.dialects._mlir import ir
 
 
 
+TILE_NAMES = {"f8E4M3FN": "e4m3"}
+"""Element names of graph types that tile code writes otherwise."""
+
+
 @dataclass(frozen=True)
 class TileKernel:
     """One kernel of a target: its symbol, what was asked, and the text of its tile module (the unit of compiling and caching)."""
@@ -37,7 +41,7 @@ def lower(choice: Choice) -> TileKernel:
     buffers = (*choice.request.buffers(),
                *(Buffer(f"work{i}", w.element, "workspace") for i, w in enumerate(kernel.workspaces)), Buffer("count", "i32", "count"))
     symbol = symbol_of(choice)
-    module = t.kernel(symbol, {b.name: b.element for b in buffers}, kernel.body, kernel.grid)
+    module = t.kernel(symbol, {b.name: TILE_NAMES.get(b.element, b.element) for b in buffers}, kernel.body, kernel.grid)
     return TileKernel(symbol, choice, kernel, buffers, module.operation.get_asm())
 
 

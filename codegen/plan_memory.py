@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from tapeout.codegen.kernel import parts
-from tapeout.codegen.select_kernels import kernel_of
+from tapeout.codegen.select_kernels import KERNEL, kernel_of, launches
 from tapeout.dialects._mlir import func, ir
 from tapeout.dialects.define import from_attribute, to_attribute
 from tapeout.dialects.format import BITS
@@ -32,6 +32,11 @@ class PlanMemory(Pass):
     drafts_each: int = 5
 
     def run(self, module: ir.Module) -> None:
+        if min(self.sequences, self.drafts_each) < 1:
+            raise PassError(f"plan-memory{{sequences, drafts_each}}: found {self.sequences}, {self.drafts_each}, expected at least 1 each")
+        missing = next((op for op in launches(module) if KERNEL not in op.attributes), None)
+        if missing is not None:
+            raise PassError(f"{missing.name} at {missing.location} has no kernel; expected pass select-kernels in front of this one")
         buckets = buckets_of(module)
         frames: dict[str, list[int]] = {}
         for function in _callees_first(module):

@@ -1,7 +1,7 @@
 """Values of a kernel as rows and columns: what kernel bodies load and store where they need not know how a number lies in memory.
 
-`bind` sorts a kernel's flat buffers into operands, results, workspaces and the row count. A `Rows` loads f32 tiles and stores f32 tiles in its
-own number, block-scaled ones included. Rounding that the model documents in front of a quantizer is the kernel's, not done here.
+`bind` sorts a kernel's flat buffers into operands, results, workspaces and the row count. A `Rows` loads f32 tiles and stores f32 tiles in
+its own number, block-scaled ones included. Rounding that the model documents in front of a quantizer is the kernel's, not done here.
 """
 
 from collections.abc import Sequence
@@ -134,7 +134,7 @@ def row_count(buffers: Sequence[Value]) -> Value:
 
 
 def columns_of(view: View | None) -> int:
-    """Elements of one row of a value: all its axes but the ragged one; of a state, those of one entry; of a weight, all but the first axis."""
+    """Elements of one row of a value: all axes but the first; of a state, those of one entry."""
     if view is None:
         raise KernelError("an absent operand has no columns")
     shape = view.shape[1:] if isinstance(view, Tensor) else view.entry.shape

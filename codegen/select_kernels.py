@@ -15,6 +15,7 @@ from tapeout.passes.define import Pass, PassError, Promise, functions, operation
 
 SCHEDULES: dict[str, Callable[[str, Request], Schedule]] = {"cpu": cpu_schedules.schedule}
 
+
 @dataclass(frozen=True)
 class Choice:
     """One kernel to be built: equal choices are one kernel."""
@@ -55,11 +56,25 @@ class SelectKernels(Pass):
             family = select(request)
         except KernelError as error:
             raise PassError(f"{op.name} at {op.location}: {error}") from None
-        row = dict(rows[str(request)]) if str(request) in rows else SCHEDULES[self.target](family.name, request)
+        row = SCHEDULES[self.target](family.name, request)
+        if str(request) in rows:
+            row = _tuned(dict(rows[str(request)]), row, op)
         if WORKSPACE in row:
             row = {**row, WORKSPACE: self.workspace_bytes}
+        choice = Choice(request, family.name, tuple(sorted(row.items())))
+        try:
+            build(choice)
+        except KernelError as error:
+            raise PassError(f"{op.name} at {op.location}: kernel {family.name} with {dict(choice.schedule)}: {error}") from None
         i64 = ir.IntegerType.get_signless(64)
         return family.name, ir.DictAttr.get({k: ir.IntegerAttr.get(i64, v) for k, v in sorted(row.items())})
+
+
+def _tuned(row: dict[str, int], own: Schedule, op: ir.Operation) -> Schedule:
+    """A tuned row, which must set just what the target's own row sets."""
+    if set(row) != set(own) or min(row.values(), default=1) < 0:
+        raise PassError(f"{op.name} at {op.location}: the tuned row is {row}; expected {', '.join(sorted(own)) or 'no block sizes'}, each at least 0")
+    return row
 
 
 def launches(module: ir.Module) -> Iterator[ir.Operation]:

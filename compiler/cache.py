@@ -7,13 +7,17 @@ when read; a damaged one is made again. The cache touches only files that have i
 import hashlib
 import os
 import re
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 _ENTRY = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{64}")
+LEFTOVER_SECONDS = 3600
+"""Age at which a file that was being written is taken for abandoned."""
 _LEFTOVER = re.compile(r"\.tapeout-[A-Za-z0-9_]+\.part")
 
 
@@ -28,8 +32,8 @@ class Entry:
 
     @property
     def is_sound(self) -> bool:
-        """Whether the bytes still hash to what the name says."""
-        return hashlib.sha256(self.path.read_bytes()).hexdigest() == self.path.name.split(".")[1]
+        """Whether the bytes are there and still hash to what the name says."""
+        return _sound(self.path) is not None
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,8 @@ class Cache:
     def entries(self) -> Iterator[Entry]:
         """Every entry, by key."""
         for path in sorted(self.root.glob("[0-9a-f][0-9a-f]/*")):
-            if _ENTRY.fullmatch(path.name) and path.is_file():
-                facts = path.stat()
+            facts = _facts(path) if _ENTRY.fullmatch(path.name) else None
+            if facts is not None:
                 yield Entry(path.name.split(".")[0], path, facts.st_size, facts.st_mtime)
 
     def prune(self, keep_bytes: int) -> list[Entry]:
@@ -75,7 +79,8 @@ class Cache:
                 total -= entry.size
                 gone.append(entry)
         for path in self.root.glob("[0-9a-f][0-9a-f]/.tapeout-*.part"):
-            if _LEFTOVER.fullmatch(path.name) and time.time() - path.stat().st_mtime > 3600:
+            facts = _facts(path) if _LEFTOVER.fullmatch(path.name) else None
+            if facts is not None and time.time() - facts.st_mtime > LEFTOVER_SECONDS:
                 path.unlink(missing_ok=True)
         return gone
 
@@ -83,18 +88,40 @@ class Cache:
         for path in (self.root / key[:2]).glob(f"{key}.*"):
             if not _ENTRY.fullmatch(path.name):
                 continue
-            content = path.read_bytes()
-            if hashlib.sha256(content).hexdigest() == path.name.split(".")[1]:
-                os.utime(path)
+            content = _sound(path)
+            if content is not None:
+                with suppress(FileNotFoundError):
+                    os.utime(path)
                 return content
             path.unlink(missing_ok=True)
         return None
 
     def _write(self, folder: Path, key: str, content: bytes) -> None:
         handle, aside = tempfile.mkstemp(prefix=".tapeout-", suffix=".part", dir=folder)
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(aside).rename(folder / f"{key}.{hashlib.sha256(content).hexdigest()}")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            Path(aside).rename(folder / f"{key}.{hashlib.sha256(content).hexdigest()}")
+        finally:
+            Path(aside).unlink(missing_ok=True)
+
+
+def _sound(path: Path) -> bytes | None:
+    """The bytes of an entry; None where they are damaged or another process has removed them."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    return content if hashlib.sha256(content).hexdigest() == path.name.split(".")[1] else None
+
+
+def _facts(path: Path) -> os.stat_result | None:
+    """What is known of a regular file; None where there is none (any more)."""
+    try:
+        facts = path.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    return facts if stat.S_ISREG(facts.st_mode) else None
 
 
 def default_root() -> Path:

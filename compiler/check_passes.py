@@ -28,10 +28,13 @@ LARGEST = 50_000_000
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a module did on toy data: every named value that passes between functions or stays in a state, and every op's results by name."""
+    """What a module did on toy data: every named value that passes between functions or stays in a state, and every op's results by name.
+
+    A name has several results where one function is called for several layers.
+    """
 
     values: dict[str, Any]
-    ops: dict[str, Any]
+    ops: dict[str, list[Any]]
 
 
 class Checker:
@@ -64,11 +67,16 @@ class Checker:
     def _run(self, module: ir.Module) -> Meaning:
         values: dict[str, Any] = {}
         states: dict[str, State] = {}
-        ops: dict[str, Any] = {}
+        ops: dict[str, list[Any]] = {}
+
+        def observe(op: Any, _: list[Any], made: tuple[Any, ...]) -> None:
+            for name, value in _named(op, made).items():
+                ops.setdefault(name, []).append(value)
+
         for function in functions(module):
             if is_entry_point(function):
                 inputs = [self._argument(function, i, values, states) for i in range(len(function.type.inputs))]
-                results = Interpreter(function, lambda op, _, made: ops.update(_named(op, made))).run(*inputs)
+                results = Interpreter(function, observe).run(*inputs)
                 values.update(zip(result_names(function), results, strict=True))
         return Meaning(values | {name: state.value for name, state in states.items()}, ops)
 
@@ -87,9 +95,10 @@ def _named(op: Any, made: tuple[Any, ...]) -> dict[str, Any]:
     return {f"{op.operation.name} at {name}, result {i}": value for i, value in enumerate(made)}
 
 
-def _first_changed(old: dict[str, Any], new: dict[str, Any]) -> str:
+def _first_changed(old: dict[str, list[Any]], new: dict[str, list[Any]]) -> str:
     """The first op, in program order, that both runs executed under one name and that made something else."""
-    return next((name for name, value in old.items() if name in new and _difference(value, new[name], exact=True)), "one that the pass made")
+    return next((name for name, values in old.items() if name in new
+                 and any(all(_difference(value, made, exact=True) for made in new[name]) for value in values)), "one that the pass made")
 
 
 def _elements(function: func.FuncOp) -> int:
@@ -108,6 +117,9 @@ def _difference(old: Any, new: Any, exact: bool) -> str | None:
     same = np.array_equal(a, b, equal_nan=True) if exact else np.allclose(a, b, rtol=1e-6, atol=1e-9, equal_nan=True)
     if same:
         return None
-    where = np.unravel_index(int(np.nanargmax(np.abs(a - b))), a.shape)
+    apart = (a != b) & ~(np.isnan(a) & np.isnan(b))
+    with np.errstate(invalid="ignore"):
+        distance = np.where(apart, np.nan_to_num(np.abs(a - b), nan=np.inf), -1.0)
+    where = np.unravel_index(int(distance.argmax()), a.shape)
     return f"at {tuple(int(i) for i in where)} {a[where]!r} became {b[where]!r}"
 

@@ -3,10 +3,11 @@
 The work is done by the stages; this file only connects them. Nothing is written until everything is made.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tapeout.codegen.kernel import KernelError
 from tapeout.codegen.lower_to_tile import TileKernel, tile_kernels
 from tapeout.compiler import manifest as facts
 from tapeout.compiler.cache import Cache
@@ -23,6 +24,9 @@ from tapeout.models.deepseek_v41.graph import GraphError, GraphOptions, build_gr
 from tapeout.models.deepseek_v41.weights import weight_sources
 from tapeout.passes.define import Pass, PassError, text
 from tapeout.runtime.artifact import LIBRARY, ArtifactData, Program, Programs, Weights, write_artifact
+
+
+KERNELS = KERNEL_STAGES[0]
 
 
 @dataclass(frozen=True)
@@ -51,12 +55,10 @@ def compile_model(config: ModelConfig, settings: Settings, output: Path, store: 
     Raises `CompilerError` (input, settings, modules) and `InputError` (configuration).
     """
     watch = watch or Watch()
-    known = {*PASSES, *KERNEL_STAGES, "all", "changed"}
-    for name in filter(None, (*settings.print_ir_after, settings.stop_after)):
-        if name not in known:
-            raise PipelineError(f"unknown pass {name}: expected one of {', '.join(sorted(known))}")
+    _require_known("--print-ir-after", settings.print_ir_after, {*PASSES, "graph", KERNELS, "all", "changed"})
+    _require_known("--stop-after", filter(None, [settings.stop_after]), {*PASSES, *KERNEL_STAGES})
     planned = plan(config, settings, watch)
-    if planned is None or settings.stop_after == "lower-to-tile":
+    if planned is None or settings.stop_after == KERNELS:
         return None
     watch.stage("kernels")
     total, done = len(planned.kernels), [0]
@@ -74,6 +76,12 @@ def compile_model(config: ModelConfig, settings: Settings, output: Path, store: 
                         planned.weights)
     sources = {f"source/cpu/{k.symbol}.mlir": k.text.encode() for k in planned.kernels}
     return write_artifact(output, data, {LIBRARY: library, **sources})
+
+
+def _require_known(option: str, names: Iterable[str], known: set[str]) -> None:
+    wrong = [name for name in names if name not in known]
+    if wrong:
+        raise PipelineError(f"{option}: unknown pass {', '.join(wrong)}; expected one of {', '.join(sorted(known))}")
 
 
 def plan(config: ModelConfig, settings: Settings, watch: Watch) -> Planned | None:
@@ -94,9 +102,9 @@ def plan(config: ModelConfig, settings: Settings, watch: Watch) -> Planned | Non
             sources = weight_sources(config, settings.max_context + config.text.dspark_block_size)
             planned = Planned(text(module), tuple(kernels.values()), step_programs(module, numbers), weights_of(module, config, sources),
                               facts.states(module))
-        except PassError as error:
+        except (PassError, KernelError) as error:
             raise ModuleRefused(str(error)) from None
-        _dump_kernels(planned, settings)
+        _show_kernels(planned, settings, watch)
         return planned
 
 
@@ -142,7 +150,10 @@ class _Observer:
         self._last = content
 
 
-def _dump_kernels(planned: Planned, settings: Settings) -> None:
+def _show_kernels(planned: Planned, settings: Settings, watch: Watch) -> None:
+    if {KERNELS, "all"} & set(settings.print_ir_after):
+        for kernel in planned.kernels:
+            watch.ir(f"{KERNELS} {kernel.symbol}", kernel.text)
     if settings.dump is not None:
         folder = settings.dump / "kernels"
         folder.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,9 @@ Everything here is a function of the configuration, the settings and the compile
 
 import hashlib
 import importlib.metadata
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from tapeout.codegen.kernel import parts
 from tapeout.codegen.lower_to_tile import TileKernel
@@ -48,7 +50,7 @@ def _state(name: str, view: Ring | Blocks) -> StateSpec:
 
 def manifest(config: ModelConfig, settings: Settings, kernels: Sequence[TileKernel], found: tuple[StateSpec, ...]) -> Manifest:
     """The manifest before it is sealed."""
-    from tapeout.codegen.cpu.facts import cpuinfo_flags
+    from tapeout.codegen.cpu.facts import cpu as target
 
     canonical = config.canonical()
     return Manifest(
@@ -56,7 +58,7 @@ def manifest(config: ModelConfig, settings: Settings, kernels: Sequence[TileKern
         targets=(settings.target,),
         options=Options(max_rows=settings.max_rows, max_sequences=settings.max_sequences, max_context=settings.max_context,
                         block_tokens=settings.block_tokens, workspace_bytes=settings.workspace_bytes, cpu=settings.cpu),
-        cpu=CpuLevel(level=settings.cpu, features=tuple(cpuinfo_flags(settings.cpu))),
+        cpu=CpuLevel(level=settings.cpu, features=target(settings.cpu).linux_flags),
         row_buckets=settings.row_buckets, states=found, toolchain=toolchain(),
         kernels=tuple(_kernel(k, settings) for k in kernels))
 
@@ -76,7 +78,16 @@ def toolchain() -> dict[str, str]:
 
 def library(objects: Mapping[str, bytes], cpu: str, store: Cache) -> bytes:
     """The shared library of all kernels and the executor; linked once for one set of objects."""
-    from tapeout.codegen.cpu.toolchain import link_library
-
     key = key_of("library", processor(cpu), lowering_fingerprint(), *(part for symbol in sorted(objects) for part in (symbol, objects[symbol])))
-    return store.get_or_make(key, lambda: link_library(objects, cpu))
+    return store.get_or_make(key, lambda: _linked(objects, cpu))
+
+
+def _linked(objects: Mapping[str, bytes], cpu: str) -> bytes:
+    from tapeout.codegen.cpu.executor import NAME
+    from tapeout.codegen.cpu.facts import cpu as target
+    from tapeout.codegen.cpu.toolchain import executor_object, link
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "library.so"
+        link({**objects, NAME: executor_object(target(cpu))}, path)
+        return path.read_bytes()

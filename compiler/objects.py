@@ -39,9 +39,19 @@ def _compile(tasks: dict[str, tuple[str, str, str]], jobs: int, progress: Progre
 
 def compile_one(text: str, cpu: str, root: str) -> bytes:
     """The object of one tile module, from the cache or made now; runs in a worker process."""
-    from tapeout.codegen.cpu.toolchain import compile_text
+    return Cache(Path(root)).get_or_make(object_key(text, cpu), lambda: _object(text, cpu))
 
-    return Cache(Path(root)).get_or_make(object_key(text, cpu), lambda: compile_text(text, cpu))
+
+def _object(text: str, cpu: str) -> bytes:
+    from tapeout.codegen.cpu.facts import cpu as target
+    from tapeout.codegen.cpu.toolchain import compile_object
+    from tapeout.dialects import tile
+    from tapeout.dialects._mlir import ir
+
+    context = ir.Context()
+    tile.load_into(context)
+    with context, ir.Location.unknown():
+        return compile_object(ir.Module.parse(text), target(cpu))
 
 
 def object_key(text: str, cpu: str) -> str:
@@ -51,9 +61,9 @@ def object_key(text: str, cpu: str) -> str:
 
 def processor(cpu: str) -> str:
     """The processor as a key: its name and feature list (the host's own for `native`)."""
-    from tapeout.codegen.cpu.facts import features
+    from tapeout.codegen.cpu.facts import cpu as target
 
-    return f"{cpu}:{','.join(features(cpu))}"
+    return f"{cpu}:{','.join(target(cpu).features)}"
 
 
 @cache

@@ -24,7 +24,7 @@ from tapeout.passes.fuse_norm_quantize import FuseNormQuantize
 from tapeout.passes.fuse_query_path import FuseQueryPath
 from tapeout.passes.fuse_swiglu_quantize import FuseSwigluQuantize
 from tapeout.passes.outline_layers import OutlineLayers
-from tapeout.passes.verify import Verify
+from tapeout.passes.verify import Verify, require_graph_level
 
 Observer = Callable[[Pass, ir.Module], None]
 
@@ -55,9 +55,11 @@ def graph_pipeline(settings: Settings, drafts_each: int) -> list[Pass]:
 
 def run(module: ir.Module, passes: Iterable[Pass], before: Observer = lambda p, m: None, after: Observer = lambda p, m: None) -> None:
     """Runs passes in order on a module; verifies after each. Raises `ModuleRefused` with pass, op and sentence."""
-    for one in passes:
+    for number, one in enumerate(passes):
         before(one, module)
         try:
+            if number == 0:
+                require_graph_level(module)
             one.run(module)
             module.operation.verify()
         except (PassError, Mismatch) as error:
@@ -73,28 +75,35 @@ def diagnostics(error: ir.MLIRError) -> str:
 
 
 def parse_pipeline(text: str) -> list[Pass]:
-    """`"pass{opt=v, opt2=[a b]},…"` as passes; raises `PipelineError` with position and nearest name."""
+    """`"pass{opt=v, opt2=[a b]},…"` as passes; raises `PipelineError` with column and nearest name."""
     from difflib import get_close_matches
 
     out: list[Pass] = []
+    column = 1
     for item in re.split(r",(?![^{]*\})", text):
-        match = re.fullmatch(r"\s*([a-z-]+)\s*(?:\{(.*)\})?\s*", item)
+        match = re.fullmatch(r"\s*([a-z-]+)\s*(?:\{([^{}]*)\})?\s*", item)
         if match is None:
-            raise PipelineError(f"pass text {item!r}: expected name or name{{option=value,…}}")
+            raise PipelineError(f"pass text {item!r} at column {column}: expected name or name{{option=value,…}}")
         if match[1] not in PASSES:
             near = get_close_matches(match[1], PASSES, 1)
-            raise PipelineError(f"unknown pass {match[1]}: expected one of {', '.join(PASSES)}" + (f"; nearest: {near[0]}" if near else ""))
+            raise PipelineError(f"unknown pass {match[1]} at column {column + match.start(1)}: expected one of {', '.join(PASSES)}"
+                                + (f"; nearest: {near[0]}" if near else ""))
         out.append(_with_options(PASSES[match[1]], match[2] or ""))
+        column += len(item) + 1
     return out
 
 
 def _with_options(kind: type[Pass], text: str) -> Pass:
-    hints, values = get_type_hints(kind), {}
+    hints: dict[str, Any] = {name: hint for name, hint in get_type_hints(kind).items()
+                             if name in {f.name for f in fields(kind)} and hint in (int, str, tuple[int, ...])}
+    values: dict[str, Any] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
-        name, equals, value = item.partition("=")
-        if not equals or name not in {f.name for f in fields(kind)}:
-            raise PipelineError(f"{kind.name}{{{item}}}: expected options {', '.join(f.name for f in fields(kind)) or 'none'}")
-        values[name] = _option(kind, name, value.strip(), hints[name])
+        name, equals, value = (part.strip() for part in item.partition("="))
+        if not equals or name not in hints:
+            raise PipelineError(f"{kind.name}{{{item}}}: expected options {', '.join(hints) or 'none'}")
+        if name in values:
+            raise PipelineError(f"{kind.name}{{{item}}}: {name} is given twice")
+        values[name] = _option(kind, name, value, hints[name])
     return kind(**values)
 
 
@@ -104,6 +113,6 @@ def _option(kind: type[Pass], name: str, text: str, hint: Any) -> Any:
             return int(text)
         if hint is str:
             return text
-        return tuple(int(word) for word in text.strip("[]").split())
+        return tuple(int(word) for word in text.removeprefix("[").removesuffix("]").split())
     except ValueError:
         raise PipelineError(f"{kind.name}{{{name}={text}}}: expected {'a whole number' if hint is int else 'numbers, as [16 128]'}") from None

@@ -42,17 +42,28 @@ def _filled(values: Sequence[Any], count: int) -> list[Any]:
 
 
 def _problem(op: Any) -> str | None:
+    if not isinstance(op.operation.attributes["kind"] if "kind" in op.operation.attributes else None, ir.StringAttr):
+        return "has no attribute kind, expected the name of its pattern"
     blocks = list(op.operation.regions[0].blocks)
-    if len(blocks) != 1:
-        return f"needs one block, found {len(blocks)}"
+    if len(blocks) != 1 or not list(blocks[0].operations):
+        return f"needs one block of ops, found {len(blocks)} blocks, {sum(len(list(b.operations)) for b in blocks)} ops"
     given, taken = [v.type for v in op.operation.operands], [a.type for a in blocks[0].arguments]
     if given != taken:
         return f"passes {', '.join(map(str, given))} to a region that takes {', '.join(map(str, taken))}"
-    last = list(blocks[0].operations)[-1]
-    made, promised = [v.type for v in last.operation.operands], [r.type for r in op.operation.results]
-    if last.operation.name != "nn.yield" or made != promised:
-        return f"ends with {last.operation.name} of {', '.join(map(str, made))}, promised {', '.join(map(str, promised))}"
-    return None
+    *inner, last = [o.operation for o in blocks[0].operations]
+    made, promised = [v.type for v in last.operands], [r.type for r in op.operation.results]
+    if last.name != "nn.yield" or made != promised:
+        return f"ends with {last.name} of {', '.join(map(str, made))}, promised {', '.join(map(str, promised))}"
+    nested = next((o.name for o in inner if list(o.regions)), None)
+    if nested is not None:
+        return f"holds {nested}, expected ops without regions: groups never nest"
+    stray = next((o.name for o in (*inner, last) if any(_home(v) != blocks[0] for v in o.operands)), None)
+    return None if stray is None else f"holds {stray} that reads a value from outside, expected it as an input of the group"
+
+
+def _home(value: ir.Value) -> ir.Block:
+    """The block that makes a value."""
+    return value.owner if isinstance(value.owner, ir.Block) else value.owner.operation.block
 
 
 def fuse(ops: Sequence[ir.Operation], kind: str) -> ir.Operation:

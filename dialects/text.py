@@ -4,11 +4,12 @@ Python dialects have no assembly format of their own; these two functions are ex
 """
 
 import re
+from functools import cache
 
 from tapeout.dialects._mlir import ir
 from tapeout.dialects.define import DIALECTS, load_dialects
 
-_QUOTED = re.compile(r'"([a-z]+\.[a-z_]+)"(?=\()')
+_QUOTED = re.compile(r'"([a-z]+\.[a-z_][a-z0-9_]*)"(?=\()')
 
 
 def sugar(text: str) -> str:
@@ -18,9 +19,15 @@ def sugar(text: str) -> str:
 
 
 def unsugar(text: str) -> str:
-    """Restores the quotes, so that MLIR's parser takes the text."""
-    bare = re.compile(rf'(?<![\w!#"@%.])((?:{"|".join(sorted(_dialects()))})\.[a-z_]+)(?=\()')
-    return bare.sub(r'"\1"', text)
+    """Restores the quotes, so that MLIR's parser takes the text; strings and comments stay as they are."""
+    return _bare(frozenset(_dialects())).sub(lambda m: f'"{m[1]}"' if m[1] else m[0], text)
+
+
+@cache
+def _bare(names: frozenset[str]) -> re.Pattern[str]:
+    """A string, a comment, or (group 1) an op name of ours in front of its operands."""
+    op = rf'(?<![\w!#@%.$-])((?:{"|".join(sorted(names))})\.[a-z_][a-z0-9_]*)(?=\()'
+    return re.compile(rf'"(?:[^"\\\n]|\\.)*"|//[^\n]*|{op}')
 
 
 def parse(text: str) -> ir.Module:

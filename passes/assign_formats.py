@@ -14,6 +14,7 @@ from tapeout.dialects.format import BF16, FP32, INT32, Q4_INDEX, Q4_MAIN, Q8, RE
 from tapeout.dialects.nn import quantize
 from tapeout.dialects.types import Blocks, Ring, Tensor, View, from_ir, to_ir
 from tapeout.passes.define import Pass, PassError, Promise, functions, operations
+from tapeout.passes.extents import argument_attribute
 
 FORMATS = {"q8": Q8, "q4main": Q4_MAIN, "q4index": Q4_INDEX, "f32": FP32, "bf16": BF16}
 
@@ -42,6 +43,7 @@ class AssignFormats(Pass):
 
     def run(self, module: ir.Module) -> None:
         for function in functions(module):
+            _require_plain(function)
             _rebuild(function)
 
 
@@ -65,6 +67,13 @@ class _Rewriter:
             _carry(producer or like, made.owner)
             self.quantized[value, number] = made
         return self.quantized[value, number]
+
+
+def _require_plain(function: func.FuncOp) -> None:
+    """Groups and calls hold values whose numbers are settled: this pass comes before those that make them."""
+    found = next((op for op in operations(function) if op.name in ("nn.fused", "func.call")), None)
+    if found is not None:
+        raise PassError(f"{found.name} at {found.location} in @{function.name.value}; expected plain ops: run assign-formats in front of fusing and outlining")
 
 
 def _rebuild(old: func.FuncOp) -> None:
@@ -95,8 +104,10 @@ def _finish(old: func.FuncOp, new: func.FuncOp, results: list[ir.Type]) -> None:
 
 def _argument(function: func.FuncOp, index: int, view: View) -> View:
     """The argument's view with its `tapeout.format` in place of real numbers."""
-    attributes = ir.DictAttr(ir.ArrayAttr(function.arg_attrs)[index]) if "arg_attrs" in function.operation.attributes else None
-    asked = FORMATS[ir.StringAttr(attributes["tapeout.format"]).value] if attributes and "tapeout.format" in attributes else BF16
+    name = argument_attribute(function, index, "tapeout.format") or "bf16"
+    if name not in FORMATS:
+        raise PassError(f"argument {index} of @{function.name.value} has tapeout.format {name}; expected one of {', '.join(FORMATS)}")
+    asked = FORMATS[name]
     match view:
         case Ring(entry, length) if entry.number == REAL:
             return Ring(Tensor(entry.shape, asked), length)

@@ -9,7 +9,7 @@ from typing import Any
 from tapeout.dialects._mlir import func, ir
 from tapeout.dialects.define import attributes_of, declaration_of, operand_groups
 from tapeout.dialects.types import Tensor, from_ir
-from tapeout.passes.define import PassError, functions
+from tapeout.passes.define import PassError
 
 Extents = dict[ir.Value, str]
 
@@ -33,7 +33,12 @@ def argument_attribute(function: func.FuncOp, index: int, name: str) -> str | No
     if "arg_attrs" not in function.operation.attributes:
         return None
     attributes = ir.DictAttr(ir.ArrayAttr(function.arg_attrs)[index])
-    return ir.StringAttr(attributes[name]).value if name in attributes else None
+    if name not in attributes:
+        return None
+    value = attributes[name].maybe_downcast()
+    if not isinstance(value, ir.StringAttr):
+        raise PassError(f"argument {index} of @{function.name.value} has {name} = {value}; expected a string")
+    return value.value
 
 
 def extent_of(op: ir.Operation, known: Extents) -> str | None:
@@ -56,12 +61,20 @@ def _walk(block: ir.Block, found: Extents, function: func.FuncOp) -> None:
             continue
         names = [_group(g, found) for g in operand_groups(op)]
         rule = getattr(declaration_of(op).cls, "extent", None)
-        name = rule(attributes_of(op), names) if rule else next((n for n in names if n), None)
+        name = rule(attributes_of(op), names) if rule else _one_extent(raw, found)
         for result in raw.results:
             if _is_ragged(result):
                 if name is None:
                     raise PassError(f"{raw.name} at {raw.location} makes a ragged value and no operand says how many rows it has")
                 found[result] = name
+
+
+def _one_extent(op: ir.Operation, found: Extents) -> str | None:
+    """The extent that all ragged operands share; an op without a rule of its own counts its rows once."""
+    names = list(dict.fromkeys(found[v] for v in op.operands if v in found))
+    if len(names) > 1:
+        raise PassError(f"{op.name} at {op.location} takes values of {' and '.join(names)} rows; expected one extent: bring them to one with nn.take")
+    return names[0] if names else None
 
 
 def _group(group: Any, found: Extents) -> str | None:
@@ -77,13 +90,27 @@ def _enter(raw: ir.Operation, found: Extents, function: func.FuncOp) -> None:
         inner, ending = found, list(body.operations)[-1].operation
     else:
         target = callee(function, raw)
-        inner = extents(target, [found.get(v) for v in raw.operands])
+        given = [found.get(v) for v in raw.operands]
+        _require_extents(target, raw, given)
+        inner = extents(target, given)
         ending = list(target.entry_block.operations)[-1].operation
     found.update({r: inner[v] for r, v in zip(raw.results, ending.operands, strict=True) if v in inner})
 
 
+def _require_extents(target: func.FuncOp, call: ir.Operation, given: list[str | None]) -> None:
+    """A function is planned once, for the extents its arguments state: a call hands over just those."""
+    for i, name in enumerate(given):
+        stated = argument_attribute(target, i, "tapeout.extent")
+        if stated != name:
+            raise PassError(f"{call.name} at {call.location} passes {name or 'no'} rows as argument {i} of @{target.name.value}; expected {stated or 'none'}")
+
+
 def callee(function: func.FuncOp, call: ir.Operation) -> func.FuncOp:
-    """The function that a call inside `function` names."""
+    """The function that a call inside `function` names: one in front of it, so that no function reaches itself."""
     name = ir.FlatSymbolRefAttr(call.attributes["callee"]).value
-    module = function.operation.parent
-    return next(f for f in functions(module) if f.name.value == name)
+    for op in function.operation.block.operations:
+        if op.operation == function.operation:
+            break
+        if isinstance(op, func.FuncOp) and op.name.value == name:
+            return op
+    raise PassError(f"{call.name} at {call.location} in @{function.name.value} calls @{name}; expected a function in front of @{function.name.value}")

@@ -4,7 +4,7 @@ Kernels, schedules and memory are then decided once per kind of layer, and a pro
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import ClassVar
 
 from tapeout.dialects._mlir import func, ir
@@ -23,10 +23,12 @@ class OutlineLayers(Pass):
 
     def run(self, module: ir.Module) -> None:
         known: dict[str, str] = {}
+        taken = {f.name.value for f in functions(module)}
         for function in functions(module):
             ragged = extents(function)
-            for number, group in enumerate(_runs(function)):
-                _outline(function, group, f"{function.name.value}_part{number}", ragged, known)
+            free = (name for number in count() if (name := f"{function.name.value}_part{number}") not in taken)
+            for group in _runs(function):
+                _outline(function, group, next(free), ragged, known)
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class _Run:
 
 
 def _runs(function: func.FuncOp) -> list[_Run]:
+    """The runs of one layer each; a layer that is one call is outlined already."""
     runs: list[_Run] = []
     run: list[ir.Operation] = []
     ops = operations(function)
@@ -47,7 +50,7 @@ def _runs(function: func.FuncOp) -> list[_Run]:
         if run and (LAYER not in following.attributes or following.attributes[LAYER] != op.attributes[LAYER]):
             runs.append(_Run(run, following))
             run = []
-    return runs
+    return [r for r in runs if [op.name for op in r.ops] != ["func.call"]]
 
 
 def _outline(function: func.FuncOp, run: _Run, name: str, ragged: Extents, known: dict[str, str]) -> None:

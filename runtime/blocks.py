@@ -42,10 +42,6 @@ class BlockPool:
         """The blocks of a slot, in the order of its tokens."""
         return tuple(self._held.get(slot, ()))
 
-    def can_ever_hold(self, tokens: int) -> bool:
-        """Says whether an empty pool could hold a sequence of `tokens` tokens."""
-        return self.blocks_for(tokens) <= self.count - 1 and tokens <= self.tokens_per_slot
-
     def can_hold(self, slot: int, tokens: int) -> bool:
         """Says whether `reserve` would succeed now."""
         missing = self.blocks_for(tokens) - len(self._held.get(slot, ()))

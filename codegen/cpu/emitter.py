@@ -47,6 +47,7 @@ class Emitter:
         self.depths: dict[Any, int] = {}
         self._constants: dict[Any, Any] = {}
         self._free: dict[str, list[Buffer]] = {}
+        self.taken: list[list[Buffer]] = []  # buffers taken in each open scope
         self._serial = 0
         self._types: dict[tuple[str, int], Any] = {}
 
@@ -178,6 +179,12 @@ class Emitter:
 
     def buffer(self, rep: str, count: int) -> Buffer:
         """A stack buffer, taken from those given back where one is large enough and not wastefully so."""
+        found = self._buffer(rep, count)
+        if self.taken:
+            self.taken[-1].append(found)
+        return found
+
+    def _buffer(self, rep: str, count: int) -> Buffer:
         fitting = [b for b in self._free.get(rep, []) if count <= b.count <= 2 * count + 64]
         if fitting:
             best = min(fitting, key=lambda b: b.count)
@@ -190,6 +197,9 @@ class Emitter:
 
     def give_back(self, buffer: Buffer) -> None:
         """Lets a later request reuse a buffer."""
+        for taken in self.taken:
+            if buffer in taken:
+                taken.remove(buffer)
         self._free.setdefault(buffer.rep, []).append(buffer)
 
 

@@ -232,14 +232,15 @@ def _repeats(op: Any) -> int:
     return shape[axis] if axis < len(shape) - 1 else 1
 
 
-def _sinks(plan: Plan, value: Any) -> dict[Any, int]:
+def sinks_of(plan: Plan, value: Any) -> dict[Any, int]:
+    """(op, operand) that evaluates a value, directly or through lazy values -> how often each of its elements is computed there."""
     if value in plan.sinks:
         return plan.sinks[value]
     found: dict[Any, int] = {}
     for use in value.uses:
         user = use.owner.operation
         if is_lazy(user) and user.results[0] not in plan.kept:
-            inner = {sink: count * _repeats(user) for sink, count in _sinks(plan, user.results[0]).items()}
+            inner = {sink: count * _repeats(user) for sink, count in sinks_of(plan, user.results[0]).items()}
         elif is_lazy(user):
             inner = {(user, 0): 1}
         else:
@@ -263,7 +264,7 @@ def _loops_between(value: Any, sink: Any) -> list[Any]:
 
 def _decide(plan: Plan, op: Any) -> None:
     result = op.results[0]
-    sinks = _sinks(plan, result)
+    sinks = sinks_of(plan, result)
     if op.name in CONSTANTS or not sinks:
         return
     weight = 0

@@ -1,7 +1,7 @@
 """Schedule rows of the CPU: block sizes per kernel family.
 
-One row serves every row bucket: the lowering computes valid rows only, so a block of 96 rows costs one row where one is valid, and the order
-of sums never depends on the batch. A reduction step (`block_k`) is part of that order.
+One row serves every row bucket: the lowering computes valid rows only, so a block of 96 rows costs one row where one is valid, and the
+order of sums never depends on the batch. A reduction step (`block_k`) is part of that order.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,6 +18,7 @@ MOVED_COLUMNS = 4096  # columns moved at once where nothing is computed
 PRODUCT_ROWS, PRODUCT_COLUMNS, PRODUCT_STEP = 96, 64, 256
 PANEL = 16  # columns of a weight panel: two AVX2 or one AVX-512 register of f32
 SCALE_GROUP = 32
+TABLE_ROWS: Schedule = {"block_rows": 32}
 
 
 def divisor(n: int, limit: int, multiple: int = 1) -> int:
@@ -82,6 +83,19 @@ def _attend(request: Request) -> Schedule:
     return {"block_heads": divisor(settings["heads"], 16), "block_keys": 32}
 
 
+SELECTION: Schedule = {"workspace_bytes": 256 << 20, "chunk": 4096, "block_keys": 64, "block_places": 128}
+"""Entries a chunk; entries scored at once; keys counted at once. The compile's own workspace limit replaces the first."""
+
+
+def _columns(request: Request) -> Schedule:
+    return {"block_columns": divisor(width(request.operands[-1]), 2 * TILE_ELEMENTS)}
+
+
+def _confidence(request: Request) -> Schedule:
+    hidden, embedded = (divisor(width(view), TILE_COLUMNS) for view in request.operands[:2])
+    return {"block_hidden": hidden, "block_embedded": embedded}
+
+
 ROWS: Mapping[str, Row] = {
     "linear": _linear,
     "expert_gate": lambda request: {"block_rows": 16, "block_k": divisor(width(request.operands[0]), PRODUCT_STEP), "panel": PANEL},
@@ -92,12 +106,18 @@ ROWS: Mapping[str, Row] = {
     "norm_rope_quantize": _streams,
     "quantize": _rows,
     "rope": _rope,
-    **dict.fromkeys(("start", "collapse", "collapse_norm", "expand", "mean", "gate", "combine"), _streams),
+    **dict.fromkeys(("start", "collapse", "collapse_norm", "expand", "mean", "engram_gate", "combine"), _streams),
     "mixer": lambda request: {"block_rows": 16, "block_k": divisor(columns_of(request.operands[0]), TILE_COLUMNS), "panel": PANEL},
     **dict.fromkeys(("embed", "take", "concat", "stack", "stage", "commit", "append"), _moved),
-    **dict.fromkeys(("patch", "remember", "partners", "commits", "entries", "compress", "lookback", "hash_rows"), {"block_rows": 32}),
+    **dict.fromkeys(("patch", "remember", "partners", "commits", "entries", "compress", "lookback", "hash_rows"), TABLE_ROWS),
     "window": {"block_rows": 8},
     "lookup": {"block_rows": 8},
+    "attend": _attend,
+    "pool": lambda request: {"block_columns": divisor(width(request.operands[0]) // 2, TILE_COLUMNS)},
+    **dict.fromkeys(("select_entries", "select_within"), SELECTION),
+    "correct": _columns,
+    "confidence": _confidence,
+    "draw": lambda request: {"block_columns": divisor(width(request.operands[0]), 2 * TILE_ELEMENTS, 16)},
 }
 
 

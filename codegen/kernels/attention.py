@@ -4,7 +4,6 @@ One instance is one row and a block of heads. Keys are values; they are read by 
 Softmax runs on line over blocks of keys whose borders count from the row's first key, so that chunks and batches change no bit.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from tapeout.codegen.row_values import Rows, bind, row_count
 from tapeout.dialects.types import Blocks, Ring, Tensor
 
 Value = Any
+FP4 = "f4E2M1FN"
 LOWEST = -1e30
 """What the running maximum starts from and what a masked logit is: exp of it is 0, and no difference with it is undefined."""
 ORDER = "head: blocks of {block_keys} keys ascending, window before entries; logits over columns, even before odd where entries are FP4"
@@ -39,7 +39,7 @@ def _cannot_attend(request: Request) -> str | None:
     if not isinstance(q, Tensor) or q.number.element != "bf16":
         return f"q is {q}, this kernel takes BF16 queries"
     views = [ring, *(v for v in request.operands[5:6] if isinstance(v, Blocks))]
-    wrong = [v for v in views if not isinstance(v, Ring | Blocks) or v.entry.number.element not in ("bf16", "f8E4M3FN", "f4E2M1FN")]
+    wrong = [v for v in views if not isinstance(v, Ring | Blocks) or v.entry.number.element not in ("bf16", "f8E4M3FN", FP4)]
     return f"keys are {wrong[0]}, this kernel decodes BF16, FP8 and FP4 entries" if wrong else None
 
 
@@ -87,14 +87,12 @@ def _turn(
 
 def _attended(q: Value, window: _Keys, entries: _Keys | None, sink: Value, scale: float, block_keys: int) -> Value:
     """[heads, D] f32: sums over both sources, then the sink's share of the denominator."""
-    peak, total, out = _over(_plain(q), window, [t.full(t.shape_of(sink), LOWEST), t.full(t.shape_of(sink), 0.0)], scale, block_keys)
-    if entries is not None and entries.rows.number.element == "f4E2M1FN":
-        last, total, even, odd = _over(_paired(q), entries, [peak, total], scale, block_keys)
-        out = t.add(_by_head(out, t.exp(t.sub(peak, last))), t.interleave(even, odd))
-        peak = last
-    elif entries is not None:
-        last, total, more = _over(_plain(q), entries, [peak, total], scale, block_keys)
-        out, peak = t.add(_by_head(out, t.exp(t.sub(peak, last))), more), last
+    heads = t.shape_of(sink)
+    peak, total, *sums = _over(_halves(q, window.rows), window, [t.full(heads, LOWEST), t.full(heads, 0.0)], scale, block_keys)
+    out = _whole(sums)
+    if entries is not None:
+        last, total, *sums = _over(_halves(q, entries.rows), entries, [peak, total], scale, block_keys)
+        out, peak = t.add(_by_head(out, t.exp(t.sub(peak, last))), _whole(sums)), last
     highest = t.maximum(peak, sink)
     kept = t.exp(t.sub(peak, highest))
     whole = t.add(t.mul(total, kept), t.exp(t.sub(sink, highest)))
@@ -109,12 +107,13 @@ def _by_head(x: Value, factor: Value) -> Value:
 Halves = list[Value]  # a head's columns in one tile, or its even and its odd ones
 
 
-def _plain(q: Value) -> Halves:
-    return [q]
+def _halves(q: Value, keys: Rows) -> Halves:
+    """Queries in the form in which keys of this number are decoded."""
+    return list(t.even_odd(q)) if keys.number.element == FP4 else [q]
 
 
-def _paired(q: Value) -> Halves:
-    return list(t.even_odd(q))
+def _whole(parts: Halves) -> Value:
+    return parts[0] if len(parts) == 1 else t.interleave(*parts)
 
 
 def _over(q: Halves, keys: _Keys, start: list[Value], scale: float, block: int) -> list[Value]:
@@ -140,10 +139,9 @@ def _over(q: Halves, keys: _Keys, start: list[Value], scale: float, block: int) 
 
 def _decoded(rows: Rows, ids: Value, first: Value, count: int, valid: Value, seen: Value) -> Halves:
     """The f32 keys [count, D] that ids name, or their even and odd columns where entries are FP4; zero behind the valid ones."""
-    read: Callable[[Value, int], Value] = lambda buffer, columns: t.gather(buffer, ids, first, count, columns, valid=valid)  # noqa: E731
-    pieces = [read(buffer, columns) for buffer, columns in rows.buffers()]
+    pieces = [t.gather(buffer, ids, first, count, columns, valid=valid) for buffer, columns in rows.buffers()]
     element = rows.number.element
-    if element == "f4E2M1FN":
+    if element == FP4:
         factors = t.e8m0(pieces[1]) if t.kind_of(pieces[1]) == "i8" else t.decode_e4m3(pieces[1])
         values = list(t.decode_fp4_row(pieces[0], factors))
     else:

@@ -97,7 +97,7 @@ def lookup(request: Request, schedule: Schedule) -> Kernel:
 
 
 @family("engram.gate")
-def gate(request: Request, schedule: Schedule) -> Kernel:
+def engram_gate(request: Request, schedule: Schedule) -> Kernel:
     """X_i += gamma_i value. X [?, S, H], kv [?, (S+1) H] keys then value, q_weight, k_weight [S, H]. Grid: rows (model spec 6.3)."""
     (streams, columns), block = stream_shape(request), schedule["block_columns"]
 

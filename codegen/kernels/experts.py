@@ -1,4 +1,4 @@
-"""The mixture of experts: gate, permutation by expert, products with the experts' packed FP4 weights, activation, combination (model spec 5).
+"""The mixture of experts (model spec 5): gate, permutation by expert, products with packed FP4 weights, activation, combination.
 
 Pairs are (row, choice), numbered row * k + choice. Everything is deterministic: pairs of one expert stay in order of their number.
 """
@@ -40,14 +40,15 @@ def expert_gate(request: Request, schedule: Schedule) -> Kernel:
         work = Rows(FP32, columns, b.workspaces[0])
 
         def step(k0: Value, acc: Value) -> list[Value]:
-            a, w = x.raw(b.rows, [row, k0], [block_rows, block_k]), t.View(weight.values, [k, columns], panel).load([k0, 0], [block_k, columns])
+            a = x.raw(b.rows, [row, k0], [block_rows, block_k])
+            w = t.View(weight.values, [k, columns], panel).load([k0, 0], [block_k, columns])
             same = t.kind_of(a) == t.kind_of(w)
             return [t.dot(a, w, acc) if same else t.dot(t.cast(a, "f32"), t.cast(w, "f32"), acc)]
 
         (acc,) = t.loop(0, k, block_k, [t.full([block_rows, columns], 0.0)], step)
         work.write(b.rows, [row, 0], acc)
-        choose = lambda r: _choose(request, work, bias, experts, b.results, r)  # noqa: E731
-        t.loop(row, t.minimum(t.add(row, block_rows), b.rows), 1, [], choose)
+        last = t.minimum(t.add(row, block_rows), b.rows)
+        t.loop(row, last, 1, [], lambda r: _choose(request, work, bias, experts, b.results, r))
 
     return Kernel(body, lambda *b: [t.ceil_div(row_count(b), block_rows)], f"expert: sum over k in blocks of {block_k}, ascending",
                   {1: weight_layout((experts, k), view.number, False, panel)}, (Workspace("f32", lambda rows: rows * columns),))
@@ -188,7 +189,8 @@ def _expert_block(request: Request, schedule: Schedule, b: Bound, expert: Value,
     def row_half(k0: Value) -> Value:
         parts, at, sizes = x.folded(k).buffers(), (k0, by(k0, SCALE_GROUP)), (FP4_HALF, FP4_HALF // SCALE_GROUP)
         if request["gathered"]:
-            tiles = [t.gather(buffer, b.workspaces[0], t.add(base, m0), block_m, size, row_stride=stride, column=column, valid=t.sub(end, m0))
+            ids, valid = (b.workspaces[0], t.add(base, m0)), t.sub(end, m0)
+            tiles = [t.gather(buffer, *ids, block_m, size, row_stride=stride, column=column, valid=valid)
                      for (buffer, stride), column, size in zip(parts, at, sizes, strict=True)]
         else:
             tiles = [t.View(buffer, [end, stride]).load([m0, column], [block_m, size])
@@ -210,7 +212,7 @@ def _expert_block(request: Request, schedule: Schedule, b: Bound, expert: Value,
 
 @family("moe.swiglu", "nn.fused:swiglu_quantize")
 def swiglu(request: Request, schedule: Schedule) -> Kernel:
-    """silu(min(gate, limit)) clamp(up) factor of [?, F] or sorted [?, k, F], rounded to BF16 and quantized where fused. Grid: row blocks."""
+    """silu(min(gate, limit)) clamp(up) factor of [?, F] or sorted [?, k, F], quantized where fused. Grid: row blocks (model spec 5)."""
     fused, columns = request.op.startswith("nn.fused"), width(request.operands[0])
     limit = request.of("moe.swiglu")["limit"] if fused else request["limit"]
     routed = len([v for v in request.operands if v is not None]) == 4

@@ -39,7 +39,7 @@ def weight_layout(shape: tuple[int, ...], number: Number, scaled_rows: bool, pan
 def _cannot_multiply(request: Request) -> str | None:
     x, weight = number_of(request, 0), number_of(request, 1)
     plain = x.scaling is None and x.element in ("bf16", "f32")
-    if plain and (weight == FP8_WEIGHT or weight.scaling is None and weight.element in ("bf16", "f32")):
+    if plain and (weight == FP8_WEIGHT or (weight.scaling is None and weight.element in ("bf16", "f32"))):
         return None
     if x == Q8 and weight == FP8_WEIGHT:
         return None
@@ -50,7 +50,7 @@ def _cannot_multiply(request: Request) -> str | None:
 def linear(request: Request, schedule: Schedule) -> Kernel:
     """y [?, N] = x [?, K*groups] weight [N, K]; group g has columns K*g.. of x and rows N/G*g.. of the weight. Grid: columns x rows.
 
-    A group whose width is no multiple of `block_n` ends with a block that overlaps the one before; both store the same bits (model spec 4.8).
+    A group whose width is no multiple of `block_n` ends with a block that overlaps the one before; both store the same bits.
     """
     view = request.operands[1]
     assert isinstance(view, Tensor)

@@ -1,7 +1,7 @@
 """Ops that move rows without changing them: embedding, take, concat, stack, and the writes to a sequence's states.
 
-Every part of a block-scaled value moves with its rows. Ids below 0 read row 0 or are dropped, as the tile ops do; an id behind the end is the
-caller's error (docs/model.md 11).
+Every part of a block-scaled value moves with its rows. Ids below 0 read row 0 or are dropped, as the tile ops do; an id behind the end is
+the caller's error (docs/model.md 11).
 """
 
 from collections.abc import Callable

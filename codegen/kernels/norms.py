@@ -43,7 +43,7 @@ def cannot_norm(request: Request) -> str | None:
 
 @family("nn.rms_norm", "nn.fused:norm_quantize", refuses=cannot_norm)
 def rms_norm(request: Request, schedule: Schedule) -> Kernel:
-    """y = weight x (mean(x^2) + epsilon)^(-1/2) of rows [?, n], stored as BF16, block scaled, or both. Grid: row blocks (model spec 0.1)."""
+    """y = weight x (mean(x^2) + epsilon)^(-1/2) of rows [?, n], stored plain, block scaled, or both. Grid: row blocks (model spec 0.1)."""
     n, block_rows, block = width(request.operands[0]), schedule["block_rows"], schedule["block_columns"]
     fused = request.op.startswith("nn.fused")
     epsilon = request.of("nn.rms_norm")["epsilon"] if fused else request["epsilon"]
@@ -52,7 +52,10 @@ def rms_norm(request: Request, schedule: Schedule) -> Kernel:
         b = bind(request, buffers)
         x, weight = b.operands
         row = t.mul(t.program_id(0), block_rows)
-        load = lambda column: x.load(b.rows, [row, column], [block_rows, block])  # noqa: E731
+
+        def load(column: Value) -> Value:
+            return x.load(b.rows, [row, column], [block_rows, block])
+
         factor = inverse_root(load, n, block_rows, block, epsilon)
 
         def step(column: Value) -> None:

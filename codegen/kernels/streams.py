@@ -82,7 +82,10 @@ def collapse_norm(request: Request, schedule: Schedule) -> Kernel:
         b = bind(request, buffers)
         x, weight, row = b.operands[0].folded(columns), b.operands[2], t.program_id(0)
         premix = own(b.operands[1], row, streams)
-        load = lambda column: t.round_bf16(_collapsed(x, premix, row, column, block))  # noqa: E731
+
+        def load(column: Value) -> Value:
+            return t.round_bf16(_collapsed(x, premix, row, column, block))
+
         factor = inverse_root(load, columns, 1, block, epsilon)
 
         def step(column: Value) -> None:
@@ -165,8 +168,8 @@ def mixer(request: Request, schedule: Schedule) -> Kernel:
         acc, squares = t.loop(0, k, block_k, [t.full([block_rows, padded], 0.0), t.full([block_rows], 0.0)], step)
         factor = t.rsqrt(t.add(t.mul(squares, 1.0 / k), request["norm_epsilon"]))
         work.write(b.rows, [row, 0], t.mul(acc, t.broadcast(factor, 1, padded)))
-        finish = lambda r: _finish(request, streams, work, base, scale, b.results, r)  # noqa: E731
-        t.loop(row, t.minimum(t.add(row, block_rows), b.rows), 1, [], finish)
+        last = t.minimum(t.add(row, block_rows), b.rows)
+        t.loop(row, last, 1, [], lambda r: _finish(request, streams, work, base, scale, b.results, r))
 
     return Kernel(body, lambda *b: [t.ceil_div(row_count(b), block_rows)],
                   f"coefficient: sum over k in blocks of {block_k}, ascending", {1: Layout(("transpose", f"panels:{panel}"))},

@@ -28,6 +28,10 @@ def looked_up(table: Rows, ids: Rows, row: Value, block_rows: int, valid: Value)
     return t.merge_last(t.gather(table.values, ids.values, row, block_rows, 1, valid=valid))
 
 
+def _across(width: int, x: Value) -> Value:
+    return t.broadcast(x, 1, width)
+
+
 def _row_numbers(row: Value, block_rows: int) -> Value:
     return t.add(t.iota(block_rows), t.splat(row, [block_rows]))
 
@@ -70,18 +74,16 @@ def window(request: Request, schedule: Schedule) -> Kernel:
     ring, behind = request["ring"], request["sequences"] * request["ring"]
 
     def compute(b: Bound, row: Value) -> None:
-        positions, slots, starts, floors = b.operands
         at, slot, start, floor = (table.table(b.rows, row, block_rows) for table in b.operands)
-        first = looked_up(positions, starts, row, block_rows, t.sub(b.rows, row))
+        first = looked_up(b.operands[0], b.operands[2], row, block_rows, t.sub(b.rows, row))
         lowest = t.maximum(t.maximum(t.sub(at, width - 1), floor), 0)
         counts = t.maximum(t.add(t.sub(at, lowest), 1), 0)
-        across = lambda x: t.broadcast(x, 1, width)  # noqa: E731
         column = t.broadcast(t.iota(width), 0, block_rows)
-        seen = t.add(across(lowest), column)
-        staged = t.add(across(t.add(t.sub(start, first), behind)), seen)
-        kept = t.add(across(t.mul(slot, ring)), t.remainder(seen, ring))
-        ids = t.select(t.greater_equal(seen, across(first)), staged, kept)
-        ids = t.select(t.less(column, across(counts)), ids, -1)
+        seen = t.add(_across(width, lowest), column)
+        staged = t.add(_across(width, t.add(t.sub(start, first), behind)), seen)
+        kept = t.add(_across(width, t.mul(slot, ring)), t.remainder(seen, ring))
+        ids = t.select(t.greater_equal(seen, _across(width, first)), staged, kept)
+        ids = t.select(t.less(column, _across(width, counts)), ids, -1)
         b.results[0].write(b.rows, [row, 0], ids)
         t.View(b.results[1].values, [b.rows]).store([row], counts)
 

@@ -29,10 +29,10 @@ GAINS = {
     "wgate": 1.5,
     "w1": 2.5,  # reaches the clamp now and then
     "w3": 2.5,
-    "w2": 0.04,  # the product of two branches is large
-    "wo_b": 0.7,
+    "w2": 0.015,  # the product of two branches is large
+    "wo_b": 0.25,
     "gate": 1.5,
-    "engram.wkv": 0.4,
+    "engram.wkv": 0.15,
 }
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
+from tests.runtime.toy import toy_engine, write_toy
+
 from tapeout.runtime.device.cpu import LaunchTable
 from tapeout.runtime.params import SamplingParams
-from tests.runtime.toy import toy_engine, write_toy
 
 STEPS = 40  # of one request; the toy context ends there
 REPEATS = 25
@@ -48,7 +49,8 @@ def main() -> None:
         for workers in (1, 2):
             for drafts in (False, True):
                 step, native = overhead_ms(directory, workers, drafts)
-                print(f"workers {workers}, drafts {drafts!s:5}: step {step:.3f} ms, native call {native:.3f} ms, Python {step - native:.3f} ms")
+                name = f"workers {workers}, drafts {drafts!s:5}"
+                print(f"{name}: step {step:.3f} ms, native call {native:.3f} ms, Python {step - native:.3f} ms")
 
 
 if __name__ == "__main__":

@@ -414,3 +414,12 @@ def test_a_folder_and_its_file_read_alike(tmp_path: Path) -> None:
         shipped_config("huge")
     with pytest.raises(ConfigError, match="M103"):
         parse_config([1])  # type: ignore[arg-type]
+
+
+# -- documentation
+
+
+def test_every_code_is_documented_with_its_sentence() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "model.md").read_text()
+    rows = dict(line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith(("| M1", "| M2", "| M3")))
+    assert rows == CODES

@@ -186,9 +186,9 @@ def test_sampling_settings_reach_the_draw(player: Player) -> None:
     drawn = {}
     for seed in (1, 2):
         player.lengths[0] = 0
-        drawn[seed] = player.play([Chunk(0, PROMPT[:20])], temperature=3.0, seeds=seed)[0]
+        drawn[seed] = player.play([Chunk(0, PROMPT[:20])], temperature=30.0, seeds=seed)[0]
     player.lengths[0] = 0
-    narrowed = player.play([Chunk(0, PROMPT[:20])], temperature=3.0, seeds=1, top_k=1)[0]
+    narrowed = player.play([Chunk(0, PROMPT[:20])], temperature=30.0, seeds=1, top_k=1)[0]
     np.testing.assert_array_equal(narrowed.sampled, greedy.sampled)
     np.testing.assert_array_equal(narrowed.drafts, greedy.drafts)
     assert (drawn[1].sampled != drawn[2].sampled).any() and (drawn[1].drafts != drawn[2].drafts).any()

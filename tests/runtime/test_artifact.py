@@ -112,7 +112,8 @@ def large() -> ArtifactData:
     for entry, buckets in model.programs().programs.items():
         io: Ref = ("io", buckets["4"].results[0].name, "values")
         launches = tuple(model.launch("toy_add", *refs, io) for _ in range(400))
-        programs[entry] = {bucket: program.model_copy(update={"launches": launches, "arena_bytes": 4096}) for bucket, program in buckets.items()}
+        larger = {"launches": launches, "arena_bytes": 4096}
+        programs[entry] = {bucket: program.model_copy(update=larger) for bucket, program in buckets.items()}
     return ArtifactData(model.manifest(), Programs(programs=programs), model.weights())
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -83,12 +83,6 @@ def test_exhaustion_is_typed_and_exact() -> None:
         "expected 4 free of 4, 24 tokens a sequence - wait for running requests, or give the engine more cache blocks"
     )
     assert blocks.free_blocks == 4 and blocks.held(0) == ()
-
-
-@given(st.integers(0, 60))
-def test_what_can_ever_be_held(tokens: int) -> None:
-    blocks = pool(5)
-    assert blocks.can_ever_hold(tokens) == blocks.can_hold(0, tokens)
 
 
 def test_release_of_nothing_is_nothing() -> None:

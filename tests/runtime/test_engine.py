@@ -250,11 +250,12 @@ def test_eos_ends_a_request_unless_ignored(engine: Engine) -> None:
 
 
 def test_logprobs_only_where_asked_for(engine: Engine) -> None:
-    engine.submit(prompt(4), SamplingParams(temperature=0, max_tokens=3, logprobs=True, ignore_eos=True), "with")
+    engine.submit(prompt(4), SamplingParams(temperature=1, seed=1, max_tokens=55, logprobs=True, ignore_eos=True), "with")
     engine.submit(prompt(4), GREEDY, "without")
     drain(engine)
     asked = engine.take("with").outputs[0]
-    assert asked.logprobs == tuple(-token - 0.25 for token in asked.token_ids)
+    assert asked.logprobs == tuple(-token - 0.25 if token else -9999.0 for token in asked.token_ids)
+    assert 0 in asked.token_ids, "a token whose log-probability lies below the floor"
     assert engine.take("without").outputs[0].logprobs is None
 
 
@@ -326,7 +327,10 @@ def test_submit_refuses_at_the_door(engine: Engine) -> None:
     drain(engine)
 
 
-@pytest.mark.parametrize("options", [{"cache_blocks": 1}, {"chunk_tokens": 0}, {"chunk_tokens": True}, {"cache_blocks": 2.0}, {"drafts": 1}])
+WRONG_OPTIONS = [{"cache_blocks": 1}, {"chunk_tokens": 0}, {"chunk_tokens": True}, {"cache_blocks": 2.0}, {"drafts": 1}]
+
+
+@pytest.mark.parametrize("options", WRONG_OPTIONS)
 def test_options_are_checked(options: dict[str, object]) -> None:
     with pytest.raises(OptionRefused, match=next(iter(options))):
         EngineOptions(**options)  # type: ignore[arg-type]

@@ -97,7 +97,7 @@ void toy_sample(void **p, int64_t worker, int64_t workers) {
       if (score > most) { most = score; best = v; }
     }
     sampled[o] = last[slots[o]] = best;
-    logprobs[o] = -(float)best - 0.25f;
+    logprobs[o] = best ? -(float)best - 0.25f : -20000.0f;
   }
 }
 

@@ -60,9 +60,9 @@ class Tensors:
 
 
 @cache
-def library() -> bytes:
+def library(vocabulary: int = VOCABULARY) -> bytes:
     """The compiled kernels."""
-    sizes = {"VOCABULARY": VOCABULARY, "MAX_BLOCKS": MAX_BLOCKS, "BLOCK_TOKENS": BLOCK_TOKENS, "DRAFTS": DRAFTS}
+    sizes = {"VOCABULARY": vocabulary, "MAX_BLOCKS": MAX_BLOCKS, "BLOCK_TOKENS": BLOCK_TOKENS, "DRAFTS": DRAFTS}
     source = Path(__file__).with_name("toy.c")
     with TemporaryDirectory() as folder:
         out = Path(folder, "libtapeout.so")
@@ -99,13 +99,15 @@ def step() -> Program:
 
 
 def encoder(bucket: int) -> Program:
-    scratch: Ref = ("arena", 64)
+    once, twice, thrice = (("arena", 64 + i * 64 * bucket) for i in range(3))
     launches = (
-        launch("toy_embed", *io("patched"), ("weight", "embed", "values"), scratch, ROWS),
-        launch("toy_append", scratch, *io("entry_rows"), STATE, *io("streams"), ROWS),
+        launch("toy_embed", *io("patched"), ("weight", "embed", "values"), once, ROWS),
+        launch("toy_add", once, once, twice, ROWS),
+        launch("toy_add", once, twice, thrice, ROWS),
+        launch("toy_append", thrice, *io("entry_rows"), STATE, *io("streams"), ROWS),
     )
     inputs = (table("patched", "rows"), table("entry_rows", "rows"))
-    return Program(arena_bytes=64 + 64 * bucket, inputs=inputs, results=(table("streams", "rows"),), launches=launches)
+    return Program(arena_bytes=64 + 3 * 64 * bucket, inputs=inputs, results=(table("streams", "rows"),), launches=launches)
 
 
 def decoder() -> Program:
@@ -165,8 +167,8 @@ def manifest() -> Manifest:
     config = {"architectures": ["Toy"], "eos_token_id": EOS, "ratio": 0.5, "nothing": None}
     kernels = tuple(
         Kernel(
-            id=name.removeprefix("toy_"), target="cpu", symbol=name, op=f"toy.{name}", family="toy", variant="plain", source_sha256="0" * 64,
-            abi="buffers-worker-workers", schedule={"rows": 1}, origin="default", reduction_order="ascending",
+            id=name.removeprefix("toy_"), target="cpu", symbol=name, op=f"toy.{name}", family="toy", variant="plain",
+            source_sha256="0" * 64, abi="buffers-worker-workers", schedule={"rows": 1}, origin="default", reduction_order="ascending",
         )
         for name in KERNELS
     )  # fmt: skip
@@ -179,7 +181,8 @@ def manifest() -> Manifest:
         model=ModelIdentity(architecture="Toy", config=config, fingerprint=config_fingerprint(config)),
         targets=("cpu",),
         options=Options(
-            max_rows=MAX_ROWS, max_sequences=MAX_SEQUENCES, max_context=MAX_CONTEXT, block_tokens=BLOCK_TOKENS, workspace_bytes=0, cpu="x86-64"
+            max_rows=MAX_ROWS, max_sequences=MAX_SEQUENCES, max_context=MAX_CONTEXT, block_tokens=BLOCK_TOKENS,
+            workspace_bytes=0, cpu="x86-64",
         ),
         cpu=CpuLevel(level="x86-64", features=("fpu",)),
         row_buckets=BUCKETS,
@@ -219,7 +222,7 @@ def toy_logits(tokens: Sequence[int]) -> NDArray[np.float32]:
     """Logits [len(tokens), V] of every prefix."""
     out, h = [], 1
     for position, token in enumerate(tokens):
-        h = mix((h * 31 + int(EMBED[token]) * 1000 + position) & MASK)
+        h = mix((h * 31 + 3 * int(EMBED[token]) * 1000 + position) & MASK)
         out.append([(mix((h + v) & MASK) % 4096) / 512 for v in range(VOCABULARY)])
     return np.array(out, dtype=np.float32)
 

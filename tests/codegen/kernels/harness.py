@@ -1,20 +1,22 @@
 """One kernel at a time: a graph function is run by meaning and by its kernel, on the same values, and both results are handed to the test.
 
-The kernel runs in the tile interpreter or compiled for this machine's CPU. Operand rows behind the count are poison, result rows behind it a
-known pattern that must survive. Weights go through the loader's own transforms.
+The kernel runs in the tile interpreter or compiled for this machine's CPU. Operand rows behind the count are poison, result rows behind it
+a known pattern that must survive. Weights go through the loader's own transforms.
 """
 
+import ctypes
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
-import pytest
 
 from tapeout.codegen import tile_builder as t
 from tapeout.codegen import tile_interpreter
-from tapeout.codegen.cpu import schedules
+from tapeout.codegen.cpu import schedules, toolchain
 from tapeout.codegen.kernel import Buffer, Family, Kernel, Request, request_of, select
 from tapeout.codegen.row_values import KINDS
 from tapeout.dialects._mlir import func, ir
@@ -23,7 +25,7 @@ from tapeout.dialects.format import BF16, DTYPES, Array, Number, Scaled, encode
 from tapeout.dialects.fused import fuse
 from tapeout.dialects.interpreter import Interpreter
 from tapeout.dialects.state import State
-from tapeout.dialects.types import Tensor, View, to_ir
+from tapeout.dialects.types import Blocks, Ring, Tensor, View, to_ir
 from tapeout.runtime.transforms import transformed
 
 BEHIND = 3  # rows of poison behind operands, rows that must stay untouched behind results
@@ -31,6 +33,8 @@ PATTERN = 0xA5
 ROWS = (0, 1, 2, 5, 17, 33)  # row counts every kernel is run with
 INTERPRETED, COMPILED = "interpreted", "compiled"
 HOW = (INTERPRETED, COMPILED)
+WORKERS = 2  # one after the other: how a grid is split must not show
+_COMPILED: dict[str, Any] = {}
 NUMPY = {"i8": np.int8, "i16": np.int16, **DTYPES}
 
 
@@ -75,7 +79,7 @@ class KernelCase:
         given = [_copied(x) for x in inputs if x is not None]
         with self._context:
             results = Interpreter(self._function).run(*given)
-        return Found(list(results), [_plain(s.value) for s in given if isinstance(s, State)])
+        return Found(list(results), [s.value for s in given if isinstance(s, State)])
 
     def run(self, how: str, *inputs: Any, rows: int | None = None) -> Found:
         """The kernel's results. `rows` where the count is not that of the first ragged operand."""
@@ -87,7 +91,8 @@ class KernelCase:
             _require_untouched(view, name, arrays, before, count)
         results = [_value(v, [a for n, a in arrays.items() if n.split("_")[0] == f"out{i}"], count)
                    for i, v in enumerate(self.request.results)]
-        return Found(results, [_state(arrays, i, v) for i, v in enumerate(self.request.operands) if v is not None and not isinstance(v, Tensor)])
+        states = [(i, v) for i, v in enumerate(self.request.operands) if isinstance(v, Ring | Blocks)]
+        return Found(results, [_state(arrays, i, v) for i, v in states])
 
     def _arrays(self, inputs: Sequence[Any], count: int) -> dict[str, Array]:
         arrays: list[Array] = []
@@ -121,13 +126,28 @@ class KernelCase:
 
 
 def compiled(module: ir.Module) -> Callable[[dict[str, Array]], None]:
-    """The kernel as native code, called on named arrays; skips the test where the CPU back end is not there."""
-    toolchain = pytest.importorskip("tapeout.codegen.cpu.toolchain", reason="needs the CPU toolchain")
-    return _native(toolchain, module)
+    """The kernel as native code, called on named arrays; equal kernels are compiled once."""
+    with module.context:
+        text = module.operation.get_asm(print_generic_op_form=True)
+    if text not in _COMPILED:
+        _COMPILED[text] = _native(module)
+    native, names = _COMPILED[text], t.argument_names(module)
+
+    def call(arrays: dict[str, Array]) -> None:
+        table = (ctypes.c_void_p * len(names))(*(arrays[name].ctypes.data for name in names))
+        for worker in range(WORKERS):
+            native(table, worker, WORKERS)
+
+    return call
 
 
-def _native(toolchain: Any, module: ir.Module) -> Callable[[dict[str, Array]], None]:
-    raise NotImplementedError(toolchain)
+def _native(module: ir.Module) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.so"
+        toolchain.link({"kernel": toolchain.compile_object(module)}, path)
+        native = ctypes.CDLL(str(path)).kernel
+    native.argtypes, native.restype = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64], None
+    return native
 
 
 def _graph(build: Callable[..., Any], operands: Sequence[View | None], kind: str | None) -> ir.Module:
@@ -167,10 +187,6 @@ def _stored(value: Any) -> list[Array]:
         nibbles = codes.view(np.uint8) & 15
         codes = nibbles[..., ::2] | (nibbles[..., 1::2] << 4)
     return [codes, np.ascontiguousarray(value.scales)]
-
-
-def _plain(value: Any) -> Any:
-    return value
 
 
 def _parts(view: View, rows: int) -> list[tuple[tuple[int, ...], Any]]:
@@ -243,7 +259,7 @@ def assert_same(found: Found, wanted: Found) -> None:
 def same_bits(found: Array, wanted: Array) -> None:
     """Two arrays hold the same numbers in the same element type."""
     assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype), (found.shape, found.dtype, wanted.shape, wanted.dtype)
-    wide = np.float64 if found.dtype.kind in "fV" or found.dtype.itemsize < 4 and found.dtype.kind not in "iu" else found.dtype
+    wide = np.float64 if found.dtype.kind in "fV" or (found.dtype.itemsize < 4 and found.dtype.kind not in "iu") else found.dtype
     np.testing.assert_array_equal(found.astype(wide), wanted.astype(wide))
 
 

@@ -1,4 +1,4 @@
-"""Products of every pair of numbers: exact on whole numbers, inside the error bound otherwise; groups, narrow and odd widths, every block."""
+"""Products of every pair of numbers: exact on whole numbers, inside the error bound otherwise; groups, narrow and odd widths."""
 
 from functools import partial
 

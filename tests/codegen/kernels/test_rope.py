@@ -10,6 +10,7 @@ from tapeout.dialects import nn
 from tapeout.dialects.format import BF16, FP32, INT32, Q4_INDEX, Q4_MAIN, Q8, decode, encode
 from tapeout.dialects.types import Tensor
 from tests.codegen.kernels.harness import HOW, ROWS, KernelCase, assert_close, assert_same, numbers, uneven
+
 TABLE = numbers(5, 50, 32, number=FP32)
 
 
@@ -40,7 +41,8 @@ def test_rope_is_the_formula(how, heads, width, blocks, offset, inverse):
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("number", [Q8, Q4_MAIN, Q4_INDEX])
-@pytest.mark.parametrize(("n", "schedule"), [(32, {"block_rows": 4, "block_columns": 32}), (224, {"block_rows": 2, "block_columns": 32}), (5120, {})])
+@pytest.mark.parametrize(("n", "schedule"), [
+    (32, {"block_rows": 4, "block_columns": 32}), (224, {"block_rows": 2, "block_columns": 32}), (5120, {})])
 def test_quantize_makes_the_codes_of_the_model(how, number, n, schedule):
     case = KernelCase(partial(nn.quantize, out=number), [Tensor((None, n), BF16)], **schedule)
     for count in ROWS if n < 1000 else (1, 2):

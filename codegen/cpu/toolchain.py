@@ -1,0 +1,115 @@
+"""From a kernel module to machine code: standard lowering to LLVM, an object file for a fixed CPU, a shared library.
+
+Same module and CPU, same bytes: the target's features stand on every function, so the host does not matter. The linker is the only outside tool;
+libraries need nothing but the C library's memory functions, which every process has.
+"""
+
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tapeout.codegen.cpu.executor import NAME as EXECUTOR
+from tapeout.codegen.cpu.executor import executor_module
+from tapeout.codegen.cpu.facts import Cpu, cpu
+from tapeout.codegen.cpu.lower_tile_to_loops import lower_tile_to_loops
+from tapeout.codegen.cpu.products import Blocks
+from tapeout.codegen.tile_memory import kernel_name
+from tapeout.dialects._mlir import ir, load, passmanager
+
+TO_LLVM = (
+    "builtin.module(cse,convert-scf-to-cf,convert-vector-to-llvm,finalize-memref-to-llvm,convert-func-to-llvm,convert-math-to-llvm,"
+    "convert-arith-to-llvm,convert-index-to-llvm,convert-cf-to-llvm,reconcile-unrealized-casts)"
+)
+KEPT_SECTION = ".text.tapeout"  # the engine adds entry points of its own, built for the host; the linker drops their section
+BLOCKS = {16: Blocks(), 32: Blocks(rows=(12, 6, 4, 2, 1))}
+
+
+class ToolchainError(RuntimeError):
+    """A kernel that does not lower, or a linker that is missing or fails."""
+
+
+def compile_object(module: ir.Module, target: Cpu | None = None) -> bytes:
+    """A relocatable object with one kernel (`void NAME(void **, int64_t, int64_t)`). `module` is not changed."""
+    target = target or cpu()
+    copy = _copy(module)
+    lower_tile_to_loops(copy, BLOCKS[target.vector_registers])
+    return object_of(copy, kernel_name(module), target)
+
+
+def _copy(module: ir.Module) -> ir.Module:
+    with module.context:
+        return ir.Module.parse(module.operation.get_asm(print_generic_op_form=True))
+
+
+def object_of(module: ir.Module, name: str, target: Cpu) -> bytes:
+    """The object of a module of loops (consumed) that defines `name`."""
+    with module.context, ir.Location.name(name):
+        passmanager.PassManager.parse(TO_LLVM).run(module.operation)
+        _refuse_leftovers(module, name)
+        _pin_features(module, target)
+        return _emit(module, name)
+
+
+def _refuse_leftovers(module: ir.Module, name: str) -> None:
+    foreign: set[str] = set()
+
+    def visit(op: Any) -> Any:
+        if not op.name.startswith("llvm.") and op.name != "builtin.module":
+            foreign.add(op.name)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    if foreign:
+        raise ToolchainError(f"kernel {name} still holds {', '.join(sorted(foreign))} after lowering to LLVM; this is a fault of the compiler")
+
+
+def _pin_features(module: ir.Module, target: Cpu) -> None:
+    features = ", ".join(f'"+{feature}"' for feature in target.features)
+    for function in module.body.operations:
+        if function.operation.name == "llvm.func":
+            function.attributes["target_cpu"] = ir.StringAttr.get(target.target_cpu)
+            function.attributes["target_features"] = ir.Attribute.parse(f"#llvm.target_features<[{features}]>")
+            function.attributes["section"] = ir.StringAttr.get(KEPT_SECTION)
+            function.attributes["passthrough"] = ir.ArrayAttr.get([ir.StringAttr.get(a) for a in ("noinline", "nounwind")])
+
+
+def _emit(module: ir.Module, name: str) -> bytes:
+    engine = load("execution_engine").ExecutionEngine(module, opt_level=3, enable_object_dump=True, enable_pic=True)
+    engine.raw_lookup(name)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.o"
+        engine.dump_to_object_file(str(path))
+        return path.read_bytes()
+
+
+def executor_object(target: Cpu | None = None) -> bytes:
+    """The object with `tapeout_execute`, which runs a list of launches."""
+    with ir.Context():
+        return object_of(executor_module(), EXECUTOR, target or cpu())
+
+
+def link(objects: Mapping[str, bytes], path: Path) -> None:
+    """Links objects (kernel name -> bytes, in sorted order) and exports the kernels' names and `tapeout_execute`, if among them.
+
+    Raises `ToolchainError` with the linker's words.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        files = []
+        for name in sorted(objects):
+            files.append(Path(folder) / f"{name}.o")
+            files[-1].write_bytes(objects[name])
+        exports = Path(folder) / "exports"
+        exports.write_text("{ global: " + " ".join(f"{name};" for name in sorted(objects)) + " local: *; };\n")
+        _run_linker([*map(str, files), f"-Wl,--version-script={exports}", "-o", str(path)])
+
+
+def _run_linker(arguments: list[str]) -> None:
+    command = ["cc", "-shared", "-nostdlib", "-Wl,--build-id=none", "-Wl,--gc-sections", "-Wl,--hash-style=gnu", "-Wl,-z,noexecstack", "-Wl,-s", *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise ToolchainError("no C compiler driver `cc` on the path; install gcc or clang to link kernels") from error
+    if done.returncode:
+        raise ToolchainError(f"linking failed: {done.stderr.strip()}")

@@ -1,0 +1,386 @@
+"""Exact top-k of index scores in bounded memory: `mla.select`, `mla.select_candidates`, `mla.select_within`.
+
+An instance owns one slot of the workspace and takes rows slot, slot + slots, ... A row's entries come in chunks: their physical rows are
+listed, scored, and the best of them and of those kept so far stay, in entry order (model spec 4.5, 4.6). A score is an FP32 sum rounded
+once to BF16; with its place behind it in the low bits no two keys are equal: one bisection finds the border, ties go to the lowest entry.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+from tapeout.codegen import tile_builder as t
+from tapeout.codegen.kernel import Kernel, KernelError, Request, Schedule, Workspace, family, width
+from tapeout.codegen.kernels.ordered_bits import LOWEST_KEY, largest, ordered_bf16
+from tapeout.codegen.row_values import Bound, Rows, bind, row_count
+from tapeout.dialects.types import Blocks, Tensor
+
+Value = Any
+SCORE_BITS, WORD_BITS = 16, 32
+HIGHEST_SCORE, LOWEST_SCORE = 2**15 - 1, -(2**15)
+"""Above every BF16 number, the newest block's worth; and below every one."""
+ORDER = "score: columns of a head, even before odd; heads ascending; one rounding to BF16"
+
+
+@dataclass(frozen=True)
+class _List:
+    """Two halves of the workspace for one list: keys and what they stand for, `kept` best ones first, then up to `new` of a chunk."""
+
+    keys: Value
+    values: Value
+    base: Value
+    kept: int
+    new: int
+    block: int
+
+    @property
+    def half(self) -> int:
+        """Cells of one half: whole blocks may be read and one block of lowest keys stands behind the last."""
+        return (-(-(self.kept + self.new) // self.block) + 1) * self.block
+
+    @property
+    def place_bits(self) -> int:
+        """Low bits of a key that hold its place, counted down."""
+        return (self.kept + self.new).bit_length()
+
+    def cells(self, buffer: Value) -> Any:
+        return t.View(buffer, [None])
+
+    def key(self, score: Value, place: Value) -> Value:
+        """Keys of scores at `place`, `place` + 1, ... of a half."""
+        count = t.shape_of(score)[0]
+        down = t.sub((1 << self.place_bits) - 1, t.add(t.iota(count), t.splat(place, [count])))
+        return t.bit_or(t.shl(score, self.place_bits), down)
+
+    def score(self, key: Value) -> Value:
+        """The score of a key."""
+        return t.shr(key, self.place_bits)
+
+    def blocks(self, half: Value, total: Value, step: Callable[..., Any], start: list[Value]) -> list[Value]:
+        """Runs step(first place, keys, *carried) over the blocks of a half that hold its first `total` places."""
+        load = lambda first: self.cells(self.keys).load([t.add(half, first)], [self.block])  # noqa: E731
+        return t.loop(0, total, self.block, start, lambda first, *carried: step(first, load(first), *carried))
+
+
+def _refuses(request: Request) -> str | None:
+    iq, weights, keys = request.operands[:3]
+    if request["score"] != "bf16":
+        return f'score is "{request["score"]}", this kernel rounds FP32 sums to "bf16"; run assign-formats first'
+    numbers = [v.number if isinstance(v, Tensor) else v.entry.number if isinstance(v, Blocks) else None for v in (iq, keys)]
+    if any(n is None or n.element not in ("f4E2M1FN", "bf16") for n in numbers) or numbers[0] != numbers[1]:
+        return f"iq is {iq} and keys is {keys}, this kernel takes both FP4 or both BF16"
+    if not isinstance(weights, Tensor) or weights.number.element not in ("bf16", "f32"):
+        return f"weights is {weights}, this kernel takes BF16 or FP32"
+    return None
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One row of a request: where its entries lie and how they are scored."""
+
+    request: Request
+    bound: Bound
+    row: Value
+    tile: int
+
+    @property
+    def per_block(self) -> int:
+        """Entries of one block of the block table."""
+        return int(self.request["block_tokens"] // self.request["ratio"])
+
+    def visible(self) -> Value:
+        """How many entries the row sees."""
+        return t.quotient(t.add(t.scalar(self.bound.operands[3].values, self.row), 1), self.request["ratio"])
+
+    def physical(self, entry: Value) -> Value:
+        """The physical row of an entry."""
+        slot = t.scalar(self.bound.operands[4].values, self.row)
+        cell = t.add(t.mul(slot, width(self.request.operands[5])), t.quotient(entry, self.per_block))
+        block = t.scalar(self.bound.operands[5].values, cell)
+        return t.add(t.mul(block, self.per_block), t.remainder(entry, self.per_block))
+
+    def list_run(self, buffer: Value, at: Value, entry: Value, count: Value, most: int) -> None:
+        """Writes the physical rows of entries [entry, entry + count), `most` at most, all of one block of the table, to cells at `at`."""
+        rows = t.add(t.iota(most), t.splat(self.physical(entry), [most]))
+        t.View(buffer, [None]).store([at], rows, extent=t.add(at, count))
+
+    def list_range(self, buffer: Value, at: Value, first: Value, last: Value) -> None:
+        """Writes the physical rows of entries [first, last), `first` a multiple of a run, to cells from `at` on."""
+        run = self.per_block
+
+        def step(entry: Value) -> None:
+            self.list_run(buffer, t.add(at, t.sub(entry, first)), entry, t.minimum(t.sub(last, entry), run), run)
+
+        t.loop(first, last, run, [], step)
+
+    def queries(self) -> tuple[list[Value], Value]:
+        """The heads' columns, transposed, in one tile or in even and odd ones, BF16; and the heads' weights, f32 [heads]."""
+        heads = self.request["heads"]
+        iq, weights = self.bound.operands[:2]
+        by_head = iq.folded(iq.columns // heads)
+        pieces = [t.View(b, [None, n]).load([t.mul(self.row, heads), 0], [heads, n]) for b, n in by_head.buffers()]
+        columns = [t.transpose(t.exact_bf16(part)) for part in _decoded(by_head, pieces)]
+        factors = t.cast(t.View(weights.values, [None, heads]).load([self.row, 0], [heads]), "f32")
+        return columns, factors
+
+    def score_listed(self, target: _List, half: Value, first: Value, last: Value) -> None:
+        """Scores the entries whose physical rows lie in places [first, last) of a half and writes their keys there."""
+        columns, factors = self.queries()
+        keys, heads = self.bound.operands[2], t.shape_of(factors)[0]
+
+        def step(place: Value) -> None:
+            at, left = t.add(half, place), t.sub(last, place)
+            pieces = [t.gather(b, target.values, at, self.tile, n, valid=t.minimum(left, self.tile)) for b, n in keys.buffers()]
+            logits = t.full([self.tile, heads], 0.0)
+            for part, query in zip(_decoded(keys, pieces), columns, strict=True):
+                logits = t.dot(t.exact_bf16(part), query, logits)
+            score = t.reduce(t.mul(t.maximum(logits, 0.0), t.broadcast(factors, 0, self.tile)), "add", 1)
+            target.cells(target.keys).store([at], target.key(ordered_bf16(score), place), extent=t.add(half, last))
+
+        t.loop(first, last, self.tile, [], step)
+
+
+def _decoded(rows: Rows, pieces: list[Value]) -> list[Value]:
+    """f32 tiles of loaded rows: one, or the even and the odd columns of FP4."""
+    if rows.number.scaling is None:
+        return [t.cast(pieces[0], "f32")]
+    return list(t.decode_fp4_row(pieces[0], t.e8m0(pieces[1]) if t.kind_of(pieces[1]) == "i8" else t.decode_e4m3(pieces[1])))
+
+
+def _keep_best(full: _List, half: Value, total: Value, other: Value) -> None:
+    """Moves the `kept` best of the first `total` places of a half to the start of the other, in order; `total` is at least `kept`."""
+    full.cells(full.keys).store([t.add(half, total)], t.full([full.block], LOWEST_KEY, "i32"))
+
+    def reaches(candidate: Value) -> Value:
+        least = t.broadcast(candidate, 0, full.block)
+        at_least = lambda _, keys, lanes: [t.add(lanes, t.cast(t.greater_equal(keys, least), "i32"))]  # noqa: E731
+        (lanes,) = full.blocks(half, total, at_least, [t.full([full.block], 0, "i32")])
+        return t.greater_equal(t.reduce(lanes, "add", 0), full.kept)
+
+    bits = SCORE_BITS + full.place_bits
+    border = t.broadcast(largest(-(1 << (bits - 1)), bits, reaches), 0, full.block)
+
+    def move(first: Value, keys: Value, count: Value) -> list[Value]:
+        stays, at, end = t.greater_equal(keys, border), t.add(other, count), t.add(other, full.kept)
+        values = full.cells(full.values).load([t.add(half, first)], [full.block])
+        t.compress_store(values, stays, full.values, at, end)
+        return [t.add(count, t.compress_store(keys, stays, full.keys, at, end))]
+
+    full.blocks(half, total, move, [t.index(0)])
+    _number_places(full, other)
+
+
+def _number_places(full: _List, half: Value) -> None:
+    """Gives the kept keys the places that they have now."""
+
+    def step(first: Value, keys: Value) -> None:
+        full.cells(full.keys).store([t.add(half, first)], full.key(full.score(keys), first), extent=t.add(half, full.kept))
+
+    full.blocks(half, full.kept, step, [])
+
+
+def _write(source: Value, at: Value, count: Value, most: int, target: Value, to: Value, block: int) -> None:
+    """Copies `count` cells to `to`, ..., and fills up to `most` with -1."""
+    cells, result = t.View(source, [None]), t.View(target, [None])
+
+    def copy(first: Value) -> None:
+        result.store([t.add(to, first)], cells.load([t.add(at, first)], [block], extent=t.add(at, count)), extent=t.add(to, count))
+
+    t.loop(0, count, block, [], copy)
+    _pad(result, to, count, most, block)
+
+
+def _pad(result: Any, to: Value, count: Value, most: int, block: int) -> None:
+    fill = lambda first: result.store([t.add(to, first)], t.full([block], -1, "i32"), extent=t.add(to, most))  # noqa: E731
+    t.loop(count, most, block, [], fill)
+
+
+def _write_count(result: Rows, row: Value, count: Value) -> None:
+    t.View(result.values, [None]).store([row], t.splat(count, [1]))
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Sizes of one selection: best entries, entries a chunk, best blocks (0: no candidates are made), entries a block."""
+
+    top: int
+    chunk: int
+    blocks: int
+    block: int
+    lanes: int
+
+    def entries(self, bound: Bound, slot: Value) -> _List:
+        return _List(*bound.workspaces, t.mul(slot, self.cells), self.top, self.chunk, self.lanes)
+
+    def candidates(self, bound: Bound, slot: Value) -> _List:
+        first = t.add(t.mul(slot, self.cells), 2 * _half(self.top, self.chunk, self.lanes))
+        return _List(*bound.workspaces, first, self.blocks, self.chunk // self.block, self.lanes)
+
+    @property
+    def cells(self) -> int:
+        """Cells of one slot in each of the two workspaces."""
+        blocks = 2 * _half(self.blocks, self.chunk // self.block, self.lanes) if self.blocks else 0
+        return 2 * _half(self.top, self.chunk, self.lanes) + blocks
+
+
+def _half(kept: int, new: int, block: int) -> int:
+    return _List(None, None, None, kept, new, block).half
+
+
+def _kernel(request: Request, schedule: Schedule, plan: _Plan, one_row: Callable[[_Row, _Plan, Value], None]) -> Kernel:
+    """The kernel whose instances run `one_row` on every row of their slot."""
+    if SCORE_BITS + max((plan.top + plan.chunk).bit_length(), (plan.blocks + plan.chunk // plan.block).bit_length()) > WORD_BITS:
+        raise KernelError(f"{request}: {plan.top} kept and {plan.chunk} new entries need places of more than 16 bits; lower chunk")
+    slots = max(1, schedule["workspace_bytes"] // (2 * 4 * plan.cells))
+
+    def body(*buffers: Value) -> None:
+        bound, slot = bind(request, buffers), t.program_id(0)
+        t.loop(slot, bound.rows, slots, [], lambda row: one_row(_Row(request, bound, row, schedule["block_keys"]), plan, slot))
+
+    work = Workspace("i32", lambda rows: min(rows, slots) * plan.cells)
+    return Kernel(body, lambda *b: [t.minimum(row_count(b), slots)], ORDER, workspaces=(work, work))
+
+
+@family("mla.select", "mla.select_candidates", refuses=_refuses)
+def select_entries(request: Request, schedule: Schedule) -> Kernel:
+    """Ids [?, K] and counts of the best visible entries, and the candidate blocks where asked. Grid: slots of the workspace (4.5, 4.6)."""
+    blocks, block = (request["blocks"], request["block"]) if request.op == "mla.select_candidates" else (0, 1)
+    top, tokens = request["top_k"], request["block_tokens"]
+    unit = block * tokens // gcd(block, tokens)  # a chunk is whole blocks and whole runs of the block table
+    chunk = -(-max(schedule["chunk"], top, blocks * block) // unit) * unit
+    return _kernel(request, schedule, _Plan(top, chunk, blocks, block, schedule["block_places"]), _one_selection)
+
+
+def _one_selection(row: _Row, plan: _Plan, slot: Value) -> None:
+    results, n = row.bound.results, row.visible()
+    to = t.mul(row.row, plan.top)
+    _write_count(results[1], row.row, t.minimum(n, plan.top))
+    if plan.blocks:
+        _write_count(results[3], row.row, t.minimum(t.ceil_div(n, plan.block), plan.blocks))
+
+    def everything() -> None:
+        row.list_range(results[0].values, to, t.index(0), n)
+        _pad(t.View(results[0].values, [None]), to, n, plan.top, plan.lanes)
+        if plan.blocks:
+            _all_blocks(row, plan, n)
+
+    t.when(t.less_equal(n, plan.top), everything, lambda: _stream(row, plan, slot, n))
+
+
+def _all_blocks(row: _Row, plan: _Plan, n: Value) -> None:
+    """Candidates 0, 1, ... of a row that sees at most `blocks` blocks."""
+    result, to, count = t.View(row.bound.results[2].values, [None]), t.mul(row.row, plan.blocks), t.ceil_div(n, plan.block)
+
+    def step(first: Value) -> None:
+        numbers = t.add(t.iota(plan.lanes), t.splat(first, [plan.lanes]))
+        result.store([t.add(to, first)], numbers, extent=t.add(to, count))
+
+    t.loop(0, count, plan.lanes, [], step)
+    _pad(result, to, count, plan.blocks, plan.lanes)
+
+
+def _stream(row: _Row, plan: _Plan, slot: Value, n: Value) -> None:
+    """A row that sees more than top entries: chunk by chunk, the best so far in front."""
+    entries, results = plan.entries(row.bound, slot), row.bound.results
+    many = t.greater(n, plan.blocks * plan.block)
+
+    def step(first: Value) -> None:
+        turn = t.remainder(t.quotient(first, plan.chunk), 2)
+        half, other = _halves(entries, turn)
+        kept, last = t.minimum(first, plan.top), t.minimum(t.add(first, plan.chunk), n)
+        total = t.add(kept, t.sub(last, first))
+        row.list_range(entries.values, t.add(half, kept), first, last)
+        row.score_listed(entries, half, kept, total)
+        if plan.blocks:
+            t.when(many, lambda: _stream_blocks(row, plan, slot, turn, t.add(half, kept), first, last, n))
+        _keep_best(entries, half, total, other)
+
+    t.loop(0, n, plan.chunk, [], step)
+    chunks = t.ceil_div(n, plan.chunk)
+    done = _halves(entries, t.remainder(chunks, 2))[0]
+    _write(entries.values, done, t.index(plan.top), plan.top, results[0].values, t.mul(row.row, plan.top), plan.lanes)
+    if plan.blocks:
+        blocks = plan.candidates(row.bound, slot)
+        best = _halves(blocks, t.remainder(chunks, 2))[0]
+        to = t.mul(row.row, plan.blocks)
+        write = lambda: _write(blocks.values, best, t.index(plan.blocks), plan.blocks, results[2].values, to, plan.lanes)  # noqa: E731
+        t.when(many, write, lambda: _all_blocks(row, plan, n))
+
+
+def _halves(full: _List, turn: Value) -> tuple[Value, Value]:
+    """Where the half of this turn and that of the next one start."""
+    first = t.add(full.base, t.mul(turn, full.half))
+    return first, t.add(full.base, t.mul(t.sub(1, turn), full.half))
+
+
+def _stream_blocks(row: _Row, plan: _Plan, slot: Value, turn: Value, keys: Value, first: Value, last: Value, n: Value) -> None:
+    """The blocks of entries [first, last), whose keys lie from `keys` on, join the best blocks so far."""
+    blocks, entries = plan.candidates(row.bound, slot), plan.entries(row.bound, slot)
+    half, other = _halves(blocks, turn)
+    begin, new = t.quotient(first, plan.block), t.ceil_div(t.sub(last, first), plan.block)
+    kept, lanes, size = t.minimum(begin, plan.blocks), plan.lanes, plan.block
+    newest = t.quotient(t.sub(n, 1), size)
+
+    def step(at: Value) -> None:
+        place, count = t.mul(at, size), t.sub(last, first)
+        inside = entries.cells(entries.keys).load([t.add(keys, place)], [lanes * size], extent=t.add(keys, count))
+        seen = t.less(t.iota(lanes * size), t.splat(t.sub(count, place), [lanes * size]))
+        worth = t.reduce(t.split_last(t.select(seen, entries.score(inside), LOWEST_SCORE), size), "max", 1)
+        numbers = t.add(t.iota(lanes), t.splat(t.add(begin, at), [lanes]))
+        worth = t.select(t.equal(numbers, t.splat(newest, [lanes])), HIGHEST_SCORE, worth)
+        place = t.add(kept, at)
+        end = t.add(half, t.add(kept, new))
+        blocks.cells(blocks.keys).store([t.add(half, place)], blocks.key(worth, place), extent=end)
+        blocks.cells(blocks.values).store([t.add(half, place)], numbers, extent=end)
+
+    t.loop(0, new, lanes, [], step)
+    _keep_best(blocks, half, t.add(kept, new), other)
+
+
+def _refuses_within(request: Request) -> str | None:
+    entries = width(request.operands[6]) * request["block"]
+    if (request["top_k"] + entries).bit_length() + SCORE_BITS > WORD_BITS:
+        return f"candidates of {entries} entries are more than the 32-bit keys of this kernel number"
+    return _refuses(request)
+
+
+@family("mla.select_within", refuses=_refuses_within)
+def select_within(request: Request, schedule: Schedule) -> Kernel:
+    """Ids [?, K] and counts of the best entries of a row's candidate blocks. Grid: slots of the workspace (model spec 4.6)."""
+    block, count = request["block"], width(request.operands[6])
+    return _kernel(request, schedule, _Plan(request["top_k"], count * block, 0, block, schedule["block_places"]), _one_within)
+
+
+def _one_within(row: _Row, plan: _Plan, slot: Value) -> None:
+    entries, results = plan.entries(row.bound, slot), row.bound.results
+    half, other = _halves(entries, t.index(0))
+    total = _list_candidates(row, plan, entries.values, half)
+    to = t.mul(row.row, plan.top)
+    _write_count(results[1], row.row, t.minimum(total, plan.top))
+    write = lambda source, count: _write(entries.values, source, count, plan.top, results[0].values, to, plan.lanes)  # noqa: E731
+
+    def best() -> None:
+        row.score_listed(entries, half, t.index(0), total)
+        _keep_best(entries, half, total, other)
+        write(other, t.index(plan.top))
+
+    t.when(t.less_equal(total, plan.top), lambda: write(half, total), best)
+
+
+def _list_candidates(row: _Row, plan: _Plan, target: Value, at: Value) -> Value:
+    """Lists the physical rows of all visible entries of the candidate blocks, ascending; returns how many there are."""
+    candidates, counts = row.bound.operands[6:8]
+    n, run = row.visible(), gcd(plan.block, row.per_block)
+    first = t.mul(row.row, width(row.request.operands[6]))
+
+    def block(number: Value, total: Value) -> list[Value]:
+        begin = t.mul(t.scalar(candidates.values, t.add(first, number)), plan.block)
+        return t.loop(begin, t.minimum(t.add(begin, plan.block), n), run, [total], piece)
+
+    def piece(entry: Value, total: Value) -> list[Value]:
+        count = t.minimum(t.sub(n, entry), run)
+        row.list_run(target, t.add(at, total), entry, count, run)
+        return [t.add(total, count)]
+
+    return t.loop(0, t.scalar(counts.values, row.row), 1, [t.index(0)], block)[0]

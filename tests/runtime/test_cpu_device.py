@@ -1,0 +1,166 @@
+"""The CPU device with kernels of a few lines of C: addresses, order, barriers between launches, workers."""
+
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tapeout.runtime.device.cpu import CpuDevice, LaunchTable, joined, launch_table
+from tapeout.runtime.device.memory import address, typed, zeroed
+from tapeout.runtime.errors import LibraryUnloadable, MemoryRefused, SymbolMissing, WorkersRefused
+from tests.runtime.toy import library
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("library") / "libtapeout.so"
+    path.write_bytes(library())
+    return path
+
+
+@pytest.fixture(params=[1, 2, 3])
+def device(path: Path, request: pytest.FixtureRequest) -> Iterator[CpuDevice]:
+    device = CpuDevice(path, request.param)
+    yield device
+    device.close()
+
+
+def int32(values: list[int]) -> np.ndarray:
+    return np.array(values, dtype=np.int32)
+
+
+def addition(device: CpuDevice, a: np.ndarray, b: np.ndarray, out: np.ndarray, count: np.ndarray) -> LaunchTable:
+    return launch_table([device.kernel("toy_add")], [[address(x) for x in (a, b, out, count)]])
+
+
+def test_one_kernel(device: CpuDevice) -> None:
+    a, b, out, count = int32([1, 2, 3, 4, 5]), int32([10, 20, 30, 40, 50]), int32([0] * 5), int32([4])
+    device.run(addition(device, a, b, out, count))
+    assert out.tolist() == [11, 22, 33, 44, 0], "the run-time count bounds the work"
+    count[0] = 0
+    out[:] = 7
+    device.run(addition(device, a, b, out, count))
+    assert out.tolist() == [7] * 5
+
+
+def shifts(device: CpuDevice, a: np.ndarray, b: np.ndarray, count: np.ndarray, launches: int) -> LaunchTable:
+    """a to b, b to a, ...: each element needs a neighbour's from the launch before."""
+    pairs = [(a, b) if i % 2 == 0 else (b, a) for i in range(launches)]
+    return launch_table([device.kernel("toy_shift")] * launches, [[address(x), address(y), address(count)] for x, y in pairs])
+
+
+def test_launches_run_in_order_with_a_barrier_between(device: CpuDevice) -> None:
+    n, launches = 7, 200
+    a, b, count = int32(list(range(0, 100 * n, 100))), int32([0] * n), int32([n])
+    expected = np.roll(a, -launches) + launches
+    table = shifts(device, a, b, count, launches)
+    device.run(table)
+    assert a.tolist() == expected.tolist()
+    device.run(table)  # the barrier starts afresh
+    assert a.tolist() == (np.roll(expected, -launches) + launches).tolist()
+
+
+def test_entries_join_into_one(device: CpuDevice) -> None:
+    a, b, c, count = int32([1, 2, 3]), int32([4, 5, 6]), int32([0, 0, 0]), int32([3])
+    parts = [addition(device, a, b, c, count), shifts(device, c, a, count, 2), addition(device, a, c, b, count)]
+    device.run(joined(parts))
+    single = int32([5, 7, 9])
+    shifted = np.roll(single, -1) + 1  # into a, and once more into c
+    again = np.roll(shifted, -1) + 1
+    assert (a.tolist(), c.tolist(), b.tolist()) == (shifted.tolist(), again.tolist(), (shifted + again).tolist())
+    assert joined(parts).count == 4
+
+
+RECORDER = """
+#include <stdint.h>
+void tapeout_execute(const void *launches, int64_t count, int64_t worker, int64_t workers, int64_t *barrier) {
+  int64_t *seen = ((int64_t ***)launches)[1][0] + 4 * worker;
+  seen[0] = count; seen[1] = worker; seen[2] = workers;
+  for (int i = 0; i < 8; i++) { seen[3] += worker ? 0 : barrier[i]; barrier[i] = 9; }
+}
+"""
+
+
+def test_each_worker_makes_one_call_with_a_zeroed_barrier(tmp_path: Path) -> None:
+    (tmp_path / "recorder.c").write_text(RECORDER)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(tmp_path / "recorder.so"), str(tmp_path / "recorder.c")], check=True)
+    device, seen = CpuDevice(tmp_path / "recorder.so", 1), np.zeros((3, 4), dtype=np.int64)
+    table = launch_table([0, 0], [[address(seen)], []])
+    for _ in range(2):
+        device.run(table)
+        assert seen.tolist() == [[2, 0, 1, 0], [0] * 4, [0] * 4]
+    device.close()
+    device = CpuDevice(tmp_path / "recorder.so", 3)
+    device.run(table)
+    assert seen[:, :3].tolist() == [[2, 0, 3], [2, 1, 3], [2, 2, 3]]
+    device.close()
+
+
+def test_an_empty_table_does_nothing(device: CpuDevice) -> None:
+    device.run(launch_table([], []))
+
+
+def test_concurrent_callers_take_turns(device: CpuDevice) -> None:
+    n = 5
+    buffers = [(int32([i] * n), int32([0] * n), int32([n])) for i in range(4)]
+    tables = [shifts(device, *each, 100) for each in buffers]
+    threads = [threading.Thread(target=device.run, args=(table,)) for table in tables]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [each[0].tolist() for each in buffers] == [[i + 100] * n for i in range(4)]
+
+
+def test_a_closed_device_says_so(path: Path) -> None:
+    device = CpuDevice(path, 2)
+    a, count = int32([1]), int32([1])
+    table = addition(device, a, a, a, count)
+    device.close()
+    device.close()
+    with pytest.raises(WorkersRefused, match="a closed device"):
+        device.run(table)
+
+
+def test_abandoned_devices_end_their_threads(path: Path) -> None:
+    before = threading.active_count()
+    device = CpuDevice(path, 3)
+    threads = device._threads
+    assert threading.active_count() == before + 2
+    del device
+    for thread in threads:
+        thread.join(timeout=5)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("workers", [0, -1, 257, True, 1.0, "2"])
+def test_workers_are_checked(path: Path, workers: object) -> None:
+    with pytest.raises(WorkersRefused, match="expected 1 to 256"):
+        CpuDevice(path, workers)  # type: ignore[arg-type]
+
+
+def test_libraries_are_checked(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(SymbolMissing, match="no symbol toy_nothing"):
+        CpuDevice(path, 1).kernel("toy_nothing")
+    with pytest.raises(LibraryUnloadable, match=r"\[D101\]"):
+        CpuDevice(tmp_path / "none.so", 1)
+    (tmp_path / "text.so").write_text("not a library")
+    with pytest.raises(LibraryUnloadable, match=r"\[D101\]"):
+        CpuDevice(tmp_path / "text.so", 1)
+    (tmp_path / "empty.c").write_text("int nothing;\n")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(tmp_path / "empty.so"), str(tmp_path / "empty.c")], check=True)
+    with pytest.raises(SymbolMissing, match="tapeout_execute"):
+        CpuDevice(tmp_path / "empty.so", 1)
+
+
+def test_memory_is_aligned_and_zeroed() -> None:
+    for size in (0, 1, 63, 64, 65, 1000):
+        raw = zeroed(size, "test")
+        assert address(raw) % 64 == 0 and len(raw) >= max(size, 1) and not raw.any()
+    view = typed(zeroed(100, "test"), "bf16", (5, 10))
+    assert view.shape == (5, 10) and view.dtype.itemsize == 2
+    with pytest.raises(MemoryRefused, match="state x"):
+        zeroed(1 << 60, "state x")

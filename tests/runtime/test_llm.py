@@ -1,0 +1,147 @@
+"""The offline interface over the toy model: one result for each prompt, in order; seeds; text; refusals before anything runs."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tapeout.runtime.errors import PromptRefused, RequestsMismatched
+from tapeout.runtime.llm import LLM
+from tapeout.runtime.params import SamplingParams, request_seed
+from tests.runtime.toy import MAX_CONTEXT, toy_answer, toy_engine
+
+GREEDY = SamplingParams(temperature=0, max_tokens=5)
+
+
+class Letters:
+    """A tokenizer of 37 letters in which token 36 is the first half of a character and 35 the second."""
+
+    bytes_of = (*(bytes([97 + i]) if i < 26 else b"" for i in range(35)), b"\xa9", b"\xc3")
+
+    def encode(self, text: str) -> list[int]:
+        return [0, *(ord(letter) - 97 for letter in text)]
+
+    def detokenizer(self) -> "Stream":
+        return Stream()
+
+
+class Stream:
+    def __init__(self) -> None:
+        self.held = b""
+
+    def push(self, token: int) -> str:
+        self.held += Letters.bytes_of[token]
+        try:
+            text, self.held = self.held.decode(), b""
+        except UnicodeDecodeError:
+            return ""
+        return text
+
+    def finish(self) -> str:
+        return self.held.decode(errors="replace")
+
+
+@pytest.fixture
+def llm(toy: Path) -> Iterator[LLM]:
+    llm = LLM.over(toy_engine(toy), Letters())  # type: ignore[arg-type]
+    yield llm
+    llm.close()
+
+
+def test_one_result_for_each_prompt_in_order(llm: LLM) -> None:
+    prompts = [[3, 4], [5] * (MAX_CONTEXT + 1), [6], [7, 8, 9] * 9]
+    results = llm.generate(prompts, GREEDY)
+    assert [list(r.prompt_token_ids) for r in results] == prompts
+    assert [r.request_id for r in results] == ["0", "1", "2", "3"]
+    assert [r.outputs[0].finish_reason for r in results][1] == "prompt_length_exceeded"
+    for i in (0, 2, 3):
+        assert list(results[i].outputs[0].token_ids) == toy_answer(prompts[i], 5)
+    assert results[1].outputs[0].token_ids == () and results[1].outputs[0].text == ""
+    assert [r.request_id for r in llm.generate(prompts[:1], GREEDY)] == ["4"], "ids go on across calls"
+
+
+@pytest.mark.parametrize("prompts", [[3, 4, 5], [[3, 4, 5]], np.array([3, 4, 5]), (3, 4, 5), [np.array([3, 4, 5])]])
+def test_spellings_of_one_prompt(llm: LLM, prompts: object) -> None:
+    (result,) = llm.generate(prompts, GREEDY)  # type: ignore[arg-type]
+    assert result.prompt_token_ids == (3, 4, 5) and result.prompt is None
+
+
+def test_text_in_and_out(llm: LLM) -> None:
+    one, two = llm.generate(["abc", "z"], GREEDY)
+    assert (one.prompt, two.prompt) == ("abc", "z") and one.prompt_token_ids == (0, 0, 1, 2)
+    tokens = one.outputs[0].token_ids
+    assert one.outputs[0].text == b"".join(Letters.bytes_of[t] for t in tokens).decode(errors="replace")
+    assert llm.generate("abc", GREEDY)[0].outputs[0].text == one.outputs[0].text
+
+
+def test_nothing_asked_nothing_done(llm: LLM) -> None:
+    assert llm.generate([], GREEDY) == []
+
+
+def test_a_shared_seed_gives_each_request_its_own(llm: LLM) -> None:
+    params = SamplingParams(seed=11, max_tokens=8, ignore_eos=True)
+    results = llm.generate([[3]] * 4, params)
+    assert [r.seed for r in results] == [request_seed(11, i) for i in range(4)]
+    assert len({r.outputs[0].token_ids for r in results}) > 1
+    assert llm.generate([[3]], params)[0].outputs[0].token_ids == results[0].outputs[0].token_ids
+    own = llm.generate([[3]] * 2, [params, params.with_seed(11)])
+    assert own[0].outputs[0].token_ids == own[1].outputs[0].token_ids, "seeds given one by one are taken as they are"
+
+
+def test_a_reported_seed_reproduces(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=8, ignore_eos=True)
+    results = llm.generate([[3]] * 8, params)
+    assert len({r.seed for r in results}) == 8 and len({r.outputs[0].token_ids for r in results}) > 1
+    for result in results:
+        assert llm.generate([[3]], params.with_seed(result.seed))[0].outputs[0].token_ids == result.outputs[0].token_ids
+
+
+@pytest.mark.parametrize("prompts", [5, None, [[3], "abc!"], [[3], [99]], [[3], []], [[3], None], [[1.5]], {"a": 1}])
+def test_refusals_come_before_anything_runs(llm: LLM, prompts: object) -> None:
+    with pytest.raises(PromptRefused):
+        llm.generate(prompts, GREEDY)  # type: ignore[arg-type]
+    assert not llm.engine.has_work and llm.engine._sequences == {}
+
+
+def test_text_needs_a_tokenizer(toy: Path) -> None:
+    llm = LLM.over(toy_engine(toy), None)
+    with pytest.raises(PromptRefused, match="without a tokenizer"):
+        llm.generate("abc")
+    assert llm.generate([[3]], GREEDY)[0].outputs[0].text == ""
+
+
+@pytest.mark.parametrize("params", [[GREEDY], [GREEDY] * 3, {"max_tokens": 3}, [GREEDY, None], 5])
+def test_parameters_pair_with_prompts(llm: LLM, params: object) -> None:
+    with pytest.raises(RequestsMismatched):
+        llm.generate([[3], [4]], params)  # type: ignore[arg-type]
+    assert llm.engine._sequences == {}
+
+
+def test_an_interrupted_call_leaves_a_clean_engine(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, calls = llm.engine.step, []
+
+    def interrupted() -> object:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return step()
+
+    monkeypatch.setattr(llm.engine, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[3]] * 9, GREEDY)
+    assert not llm.engine.has_work and llm.engine._sequences == {}
+    assert llm.engine.blocks.free_blocks == llm.engine.blocks.count - 1
+    assert list(llm.generate([[3]], GREEDY)[0].outputs[0].token_ids) == toy_answer([3], 5)
+
+
+def test_two_engines_in_one_process_do_not_meet(toy: Path) -> None:
+    one, two = (LLM.over(toy_engine(toy, workers=2), None) for _ in range(2))
+    one.engine.submit([3, 4], GREEDY, "kept")
+    one.engine.step()
+    assert list(two.generate([[5]], GREEDY)[0].outputs[0].token_ids) == toy_answer([5], 5)
+    while one.engine.has_work:
+        one.engine.step()
+    assert list(one.engine.take("kept").outputs[0].token_ids) == toy_answer([3, 4], 5)
+    one.close()
+    two.close()
