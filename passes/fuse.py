@@ -41,6 +41,11 @@ def _matches(ops: list[ir.Operation], chain: Chain) -> list[list[ir.Operation]]:
     return out
 
 
+def consumed(found: list[ir.Operation]) -> bool:
+    """Whether the chain alone reads what its first op makes: the value then never needs to exist in memory."""
+    return all(len(list(r.uses)) == 1 for r in found[0].results)
+
+
 def _is(op: ir.Operation, name: str) -> bool:
     """Whether op is `name`, or a fused group named `fused:<kind>`."""
     if name.startswith("fused:"):
@@ -71,4 +76,4 @@ def _may_move(found: list[ir.Operation]) -> bool:
     return all(owner.operation.is_before_in_block(found[0]) for owner in outside)
 
 
-__all__ = ["Chain", "fuse_chains"]
+__all__ = ["Chain", "consumed", "fuse_chains"]

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from tapeout.dialects._mlir import ir
 from tapeout.passes.define import Pass, Promise
-from tapeout.passes.fuse import Chain, fuse_chains
+from tapeout.passes.fuse import Chain, consumed, fuse_chains
 
-CHAINS = [Chain("attend_rotate", ("mla.attend", "nn.rope"))]
+CHAINS = [Chain("attend_rotate", ("mla.attend", "nn.rope"), consumed)]
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from typing import ClassVar
 
 from tapeout.dialects._mlir import ir
 from tapeout.passes.define import Pass, Promise
-from tapeout.passes.fuse import Chain, fuse_chains
+from tapeout.passes.fuse import Chain, consumed, fuse_chains
 
 CHAINS = [
-    Chain("collapse_norm_quantize", ("mhc.collapse", "fused:norm_quantize")),
-    Chain("collapse_norm", ("mhc.collapse", "nn.rms_norm")),
+    Chain("collapse_norm_quantize", ("mhc.collapse", "fused:norm_quantize"), consumed),
+    Chain("collapse_norm", ("mhc.collapse", "nn.rms_norm"), consumed),
 ]
 
 

@@ -8,11 +8,11 @@ from typing import ClassVar
 
 from tapeout.dialects._mlir import ir
 from tapeout.passes.define import Pass, Promise
-from tapeout.passes.fuse import Chain, fuse_chains
+from tapeout.passes.fuse import Chain, consumed, fuse_chains
 
 CHAINS = [
-    Chain("norm_rope_quantize", ("nn.rms_norm", "nn.rope", "nn.quantize"), lambda found: len(list(found[0].results[0].uses)) == 1),
-    Chain("rope_quantize", ("nn.rope", "nn.quantize")),
+    Chain("norm_rope_quantize", ("nn.rms_norm", "nn.rope", "nn.quantize"), consumed),
+    Chain("rope_quantize", ("nn.rope", "nn.quantize"), consumed),
 ]
 
 

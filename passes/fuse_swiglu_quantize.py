@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from tapeout.dialects._mlir import ir
 from tapeout.passes.define import Pass, Promise
-from tapeout.passes.fuse import Chain, fuse_chains
+from tapeout.passes.fuse import Chain, consumed, fuse_chains
 
-CHAINS = [Chain("swiglu_quantize", ("moe.swiglu", "nn.quantize"))]
+CHAINS = [Chain("swiglu_quantize", ("moe.swiglu", "nn.quantize"), consumed)]
 
 
 @dataclass(frozen=True)

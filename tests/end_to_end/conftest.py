@@ -1,5 +1,6 @@
 """One tiny checkpoint and one artifact of it for the whole session, however many test processes ask; engines are made per test."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from tapeout.models.deepseek_v41.checkpoint import open_checkpoint
 from tapeout.models.deepseek_v41.config import ModelConfig, shipped_config
 from tapeout.models.deepseek_v41.reference import Reference
 from tapeout.models.deepseek_v41.token_map import load_token_map
+from tapeout.models.deepseek_v41.tokenizer import load_tokenizer
 from tapeout.models.tiny import write_tiny
 from tapeout.runtime.artifact import load_artifact
 from tapeout.runtime.engine import Engine, EngineOptions
@@ -37,8 +39,12 @@ class Model:
         checkpoint = open_checkpoint(self.weights, self.config)
         return {name: checkpoint.tensor(name) for name in checkpoint.tensors}
 
+    @cached_property
+    def token_map(self) -> Any:
+        return load_token_map(self.weights, self.config, load_tokenizer(self.weights, self.config))
+
     def reference(self, **how: Any) -> Reference:
-        return Reference(self.config, self.tensors, token_map=load_token_map(self.weights, self.config), **how)
+        return Reference(self.config, self.tensors, token_map=self.token_map, **how)
 
     @contextmanager
     def engine(self, **options: Any) -> Iterator[Engine]:
@@ -51,7 +57,8 @@ class Model:
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    shared = tmp_path_factory.getbasetemp().parent / "tapeout-model"
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "tapeout-model"
     shared.mkdir(exist_ok=True)
     weights, artifact = shared / "tiny", shared / "artifact"
     with FileLock(shared / "lock"):

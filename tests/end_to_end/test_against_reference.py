@@ -36,7 +36,7 @@ def _truth(model: Model, count: int) -> Truth:
     reference = model.reference(numerics="faithful", accumulate="float64")
     logits = [reference.forward(reference.start(), ids).logits for ids in prompts]
     arrays = [np.asarray(p) for p in prompts]
-    return Truth(prompts, logits, noise_floor(model.config, model.tensors, arrays, reference.token_map))
+    return Truth(prompts, logits, noise_floor(model.config, model.tensors, arrays, model.token_map))
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ def _distance(model: Model, tokens: list[int], pieces: list[int]) -> tuple[float
     with model.engine() as engine:
         ends = np.cumsum(pieces)
         found = np.concatenate([engine.forward([(3, tokens[end - size : end])])[0] for size, end in zip(pieces, ends, strict=True)])
-    floor = noise_floor(model.config, model.tensors, [np.asarray(tokens)], reference.token_map)
+    floor = noise_floor(model.config, model.tensors, [np.asarray(tokens)], model.token_map)
     return float(np.abs(found - truth).max()), floor.maximum
 
 

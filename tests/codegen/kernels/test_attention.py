@@ -65,7 +65,7 @@ def formula(given, heads, scale):
             out[r, h] = weights @ keys
             logit = (width + 4) * 2.0**-23 * scale * (np.abs(keys) @ np.abs(part)).max(initial=0)
             slack[r, h] = weights @ np.abs(keys) * (2 * logit + (len(keys) + 16) * 2.0**-22)
-    return out.reshape(count, -1), slack.reshape(count, -1)
+    return out.reshape(count, heads * width), slack.reshape(count, heads * width)
 
 
 SHAPES = [
