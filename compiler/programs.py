@@ -17,39 +17,27 @@ from tapeout.dialects.define import from_attribute
 from tapeout.dialects.types import Blocks, Ring, Tensor, View, from_ir
 from tapeout.passes.bucket_rows import buckets_of
 from tapeout.passes.define import PassError, functions, operations
-from tapeout.passes.extents import argument_attribute, callee, extent_of, extents
+from tapeout.passes.extents import Extents, argument_attribute, callee, extent_of, extents
 from tapeout.runtime.artifact import Launch, Program, Value
 
 Ref = tuple[Any, ...]
 NAMES = {"": "values", "_codes": "codes", "_scales": "scales"}
 
 
-@dataclass(frozen=True)
-class _Frame:
-    """Where a function runs: bucket (number in the list), arena offset of its frame, parts of its arguments and results."""
-
-    bucket: int
-    base: int
-    arguments: list[list[Ref]]
-    results: list[list[Ref]]
-    extents: list[str | None]
-
-
 def step_programs(module: ir.Module, kernels: Mapping[Choice, int]) -> dict[str, dict[str, Program]]:
     """Programs by entry point and bucket; `kernels` numbers the kernel of each choice."""
-    costs: dict[tuple[ir.Operation, str | None], Any] = {}
+    reader = _Reader(kernels)
     out: dict[str, dict[str, Program]] = {}
     for function in functions(module):
         if not is_entry_point(function):
             continue
         arguments, results = _interface(function)
-        names = [argument_attribute(function, i, "tapeout.extent") for i in range(len(arguments))]
+        names = tuple(argument_attribute(function, i, "tapeout.extent") for i in range(len(arguments)))
         out[function.name.value] = {}
         for number, bucket in enumerate(buckets_of(module)):
-            frame = _Frame(number, 0, arguments, results, names)
-            launches = tuple(_launches(function, frame, kernels, costs))
+            launches = tuple(reader.launches(function, _Frame(number, 0, arguments, results, names)))
             arena = int(from_attribute(function.operation.attributes[FRAME])[number])
-            out[function.name.value][str(bucket)] = Program(
+            out[function.name.value][str(bucket)] = Program.model_construct(
                 arena_bytes=arena, inputs=_inputs(function), results=_results(function), launches=launches)
     return out
 
@@ -60,35 +48,97 @@ def is_entry_point(function: func.FuncOp) -> bool:
     return "sym_visibility" not in attributes or ir.StringAttr(attributes["sym_visibility"]).value != "private"
 
 
-def _launches(function: func.FuncOp, frame: _Frame, kernels: Mapping[Choice, int], costs: dict[Any, Any]) -> Iterator[Launch]:
-    ragged = extents(function, frame.extents)
-    places: dict[ir.Value, list[Ref]] = dict(zip(function.entry_block.arguments, frame.arguments, strict=True))
-    *ops, ending = operations(function)
-    returned = _returned(ending, frame)
-    for op in ops:
-        offsets = iter(offsets_of(op)[frame.bucket])
-        for result in op.results:
-            own = [("arena", frame.base + next(offsets)) for _ in parts(from_ir(result.type))]
-            places[result] = returned.get(result, own)
-        rest = [("arena", frame.base + offset) for offset in offsets]
-        operands = [places[v] for v in op.operands]
-        results = [places[r] for r in op.results]
-        if op.name == "func.call":
-            inner = _Frame(frame.bucket, rest[0][1], operands, results, [ragged.get(v) for v in op.operands])
-            yield from _launches(callee(function, op), inner, kernels, costs)
-            continue
+@dataclass(frozen=True)
+class _Frame:
+    """Where a function runs: bucket (number in the list), arena offset of its frame, parts of its arguments and results."""
+
+    bucket: int
+    base: int
+    arguments: list[list[Ref]]
+    results: list[list[Ref]]
+    extents: tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
+class _Op:
+    """What is the same wherever an op's function is called: values by number, offsets per bucket, kernel, cost; or the function it calls."""
+
+    operands: list[int]
+    results: list[int]
+    result_parts: list[int]
+    offsets: list[list[int]]
+    workspaces: int
+    kernel: int
+    extent: str
+    cost: Any
+    calls: func.FuncOp | None
+
+
+@dataclass(frozen=True)
+class _Body:
+    """A function read once: its ops, how many values it has, and which of them it returns."""
+
+    ops: list[_Op]
+    count: int
+    returned: list[int]
+
+
+class _Reader:
+    """Reads functions into launches; a function that is called often is analysed once for each set of argument extents."""
+
+    def __init__(self, kernels: Mapping[Choice, int]) -> None:
+        self._kernels = kernels
+        self._bodies: dict[tuple[str, tuple[str | None, ...]], _Body] = {}
+
+    def launches(self, function: func.FuncOp, frame: _Frame) -> Iterator[Launch]:
+        """The function's launches in order, calls expanded."""
+        body = self._body(function, frame.extents)
+        places: list[list[Ref]] = [[] for _ in range(body.count)]
+        places[: len(frame.arguments)] = frame.arguments
+        returned = dict(zip(body.returned, frame.results, strict=True))
+        for op in body.ops:
+            offsets = [("arena", frame.base + offset) for offset in op.offsets[frame.bucket]]
+            for result, count in zip(op.results, op.result_parts, strict=True):
+                own, offsets = offsets[:count], offsets[count:]
+                places[result] = returned.get(result, own)
+            operands, results = [places[i] for i in op.operands], [places[i] for i in op.results]
+            if op.calls is not None:
+                names = tuple(argument_attribute(op.calls, i, "tapeout.extent") for i in range(len(operands)))
+                yield from self.launches(op.calls, _Frame(frame.bucket, offsets[0][1], operands, results, names))
+                continue
+            buffers = [ref for group in (*operands, *results) for ref in group] + offsets[: op.workspaces]
+            yield Launch.model_construct(kernel=op.kernel, buffers=(*buffers, ("extent", op.extent)), cost=op.cost)
+
+    def _body(self, function: func.FuncOp, names: tuple[str | None, ...]) -> _Body:
+        key = (function.name.value, names)
+        if key not in self._bodies:
+            self._bodies[key] = self._read(function, names)
+        return self._bodies[key]
+
+    def _read(self, function: func.FuncOp, names: tuple[str | None, ...]) -> _Body:
+        ragged = extents(function, list(names))
+        numbers = {v: i for i, v in enumerate(function.entry_block.arguments)}
+        *ops, ending = operations(function)
+        read = []
+        for op in ops:
+            for result in op.results:
+                numbers[result] = len(numbers)
+            read.append(self._op(op, function, numbers, ragged))
+        return _Body(read, len(numbers), _returned(ending, numbers))
+
+    def _op(self, op: ir.Operation, function: func.FuncOp, numbers: dict[ir.Value, int], ragged: Extents) -> _Op:
+        called = callee(function, op) if op.name == "func.call" else None
         extent = extent_of(op, ragged)
-        if (op, extent) not in costs:
-            costs[op, extent] = launch_cost(op, extent)
-        buffers = [ref for group in (*operands, *results) for ref in group] + rest[:len(kernel_of(op).workspaces)]
-        yield Launch(kernel=kernels[choice_of(op)], buffers=(*buffers, ("extent", extent or "rows")), cost=costs[op, extent])
+        return _Op([numbers[v] for v in op.operands], [numbers[r] for r in op.results], [len(parts(from_ir(r.type))) for r in op.results],
+                   offsets_of(op), 0 if called else len(kernel_of(op).workspaces), -1 if called else self._kernels[choice_of(op)],
+                   extent or "rows", None if called else launch_cost(op, extent), called)
 
 
-def _returned(ending: ir.Operation, frame: _Frame) -> dict[ir.Value, list[Ref]]:
+def _returned(ending: ir.Operation, numbers: dict[ir.Value, int]) -> list[int]:
     values = list(ending.operands)
     if len(set(values)) != len(values) or any(isinstance(v.owner, ir.Block) for v in values):
         raise PassError(f"{ending.name} at {ending.location} hands out a value twice or an argument; expected each result made by one op")
-    return dict(zip(values, frame.results, strict=True))
+    return [numbers[v] for v in values]
 
 
 def _interface(function: func.FuncOp) -> tuple[list[list[Ref]], list[list[Ref]]]:

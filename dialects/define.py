@@ -220,8 +220,7 @@ def cost_of(op: Any, sizes: Sizes) -> Cost:
 def _verify(self: Any) -> bool:
     declaration = REGISTRY[self.OPERATION_NAME]
     try:
-        for name in declaration.attributes:
-            require(name in self.operation.attributes, f"has no attribute {name}")
+        _require_attributes(self)
         operands, results = views_of(self)
         numbers = tuple(r.number if isinstance(r, Tensor) else None for r in results)
         expected = as_tuple(declaration.infer(attributes_of(self), *operands, out=numbers))
@@ -233,6 +232,19 @@ def _verify(self: Any) -> bool:
         return True
     self.location.emit_error(f"'{self.OPERATION_NAME}' {problem}")
     return False
+
+
+def _require_attributes(op: Any) -> None:
+    """Every declared attribute is there and of its declared kind; a boolean is an integer of one bit."""
+    present = op.operation.attributes
+    for f in (f for f in op._fields if type(f).__name__ == "AttributeDef"):
+        require(f.name in present, f"has no attribute {f.name}")
+        found = present[f.name].maybe_downcast()
+        fits = isinstance(found, f.constraint) or (f.constraint is ir.IntegerAttr and isinstance(found, ir.BoolAttr))
+        require(fits, f"attribute {f.name} is {found}, expected {_KINDS.get(f.constraint.__name__, f.constraint.__name__)}")
+
+
+_KINDS = {"IntegerAttr": "a whole number or boolean", "FloatAttr": "a number with a point", "StringAttr": "a string", "ArrayAttr": "a list"}
 
 
 def moved_once(a: Any, operands: Iterable[Group], results: Iterable[View], sizes: Sizes) -> Cost:

@@ -5,6 +5,7 @@ sequence (docs/model.md 11): what one entry is, and how entries are found.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tapeout.dialects._mlir import ext, ir
 from tapeout.dialects.format import Number, ScaledAttr, Scaling
@@ -89,8 +90,9 @@ def to_ir(view: View) -> ir.Type:
             return ir.RankedTensorType.get([DYNAMIC if n is None else n for n in shape], element_type(element), encoding)
 
 
+@lru_cache(maxsize=4096)
 def from_ir(type_: ir.Type) -> View:
-    """The view of an MLIR type; raises TypeError where the type is none of ours."""
+    """The view of an MLIR type; raises TypeError where the type is none of ours. Types are unique in a context, so views are kept."""
     type_ = type_.maybe_downcast()
     if isinstance(type_, RingType):
         return Ring(_entry(type_.entry), _int(type_.length))

@@ -7,15 +7,20 @@ from tests.end_to_end.conftest import Model, prompt
 from tests.models.noise import noise_floor
 
 
-def _distance(model: Model, tokens: list[int], pieces: list[int]) -> tuple[float, float]:
-    """Largest logit difference to the reference, and the reference's own noise on this prompt."""
+@pytest.fixture(scope="module")
+def noise(model: Model) -> float:
+    """Largest logit difference between two orders of sums, over two long prompts: what one flipped selection can do."""
+    return noise_floor(model.config, model.tensors, [np.asarray(prompt(300, seed)) for seed in range(2)], model.token_map).maximum
+
+
+def _distances(model: Model, tokens: list[int], pieces: list[int]) -> np.ndarray:
+    """Largest logit difference to the reference, row by row."""
     reference = model.reference(numerics="faithful", accumulate="float64")
     truth = reference.forward(reference.start(), tokens).logits
     with model.engine() as engine:
         ends = np.cumsum(pieces)
         found = np.concatenate([engine.forward([(3, tokens[end - size : end])])[0] for size, end in zip(pieces, ends, strict=True)])
-    floor = noise_floor(model.config, model.tensors, [np.asarray(tokens)], model.token_map)
-    return float(np.abs(found - truth).max()), floor.maximum
+    return np.abs(found - truth).max(axis=1)
 
 
 @pytest.mark.parametrize(("count", "pieces"), [
@@ -26,9 +31,11 @@ def _distance(model: Model, tokens: list[int], pieces: list[int]) -> tuple[float
     (22, [22]), (23, [23]), (60, [60]), (60, [22, 38]), (60, [23, 37]),  # the ring's length, and chunks beyond it
     (64, [64]), (65, [65]), (66, [33, 33]), (130, [130]), (131, [64, 67]),  # where candidates begin to restrict
 ], ids=str)
-def test_edges(model: Model, count: int, pieces: list[int]) -> None:
-    found, noise = _distance(model, prompt(count, 300 + count), pieces)
-    assert found <= max(2 * noise, 0.25), (found, noise)
+def test_edges(model: Model, noise: float, count: int, pieces: list[int]) -> None:
+    """A wrong edge moves every row behind it; rounding moves single rows, and never by more than twice what it moves in the reference."""
+    found = _distances(model, prompt(count, 300 + count), pieces)
+    assert np.median(found) <= 0.05, found
+    assert found.max() <= 2 * noise, (found.max(), noise)
 
 
 def test_candidates_restrict_beyond_sixty_four_entries(model: Model) -> None:

@@ -197,7 +197,7 @@ def test_any_values_are_selected_within_the_error_of_the_scores(how, s):
 
 @pytest.mark.parametrize("how", HOW)
 def test_real_sizes(how):
-    """512 of 3,000 entries, of which 2,048 blocks of 1 are candidates: one chunk and a half of the CPU's schedule row."""
+    """512 of 3,000 entries in two chunks, 256 candidate blocks of 8."""
     s = Shape(heads=32, width=128, top=512, tokens=64, pages=47, blocks=256, block=8)
     row = {"chunk": 2048, "block_keys": 64, "block_places": 128}
     given = scene(s, [3000, 700])

@@ -1,0 +1,58 @@
+"""Runs a kernel in the interpreter and compiled, and compares every buffer."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tapeout.codegen import tile_builder as t
+from tapeout.codegen import tile_interpreter
+from tapeout.codegen.cpu.native_kernel import native_kernel
+from tapeout.codegen.verify_tile import problems
+
+Arrays = dict[str, np.ndarray]
+
+
+def kernel(arguments: dict[str, str], body: Callable[..., Any], grid: Callable[..., Any] = lambda *buffers: [1]) -> Any:
+    """A kernel called `k`, one instance unless told otherwise."""
+    return t.kernel("k", arguments, body, grid)
+
+
+def interpreted(module: Any, buffers: Mapping[str, np.ndarray]) -> Arrays:
+    """Buffers after the interpreter."""
+    copies = {name: array.copy() for name, array in buffers.items()}
+    tile_interpreter.run(module, copies)
+    return copies
+
+
+def compiled(module: Any, buffers: Mapping[str, np.ndarray], workers: int = 1) -> Arrays:
+    """Buffers after the native kernel, its grid cut into `workers` shares."""
+    native = native_kernel(module)
+    copies = {name: array.copy() for name, array in buffers.items()}
+    for worker in range(workers):
+        native.run(copies, worker, workers)
+    return copies
+
+
+def agree(module: Any, buffers: Mapping[str, np.ndarray], tolerance: float = 0.0) -> Arrays:
+    """Both ways give equal bits (or, relative to each buffer's largest value, differ by at most `tolerance`); returns the compiled buffers."""
+    assert problems(module) == []
+    expected, found = interpreted(module, buffers), compiled(module, buffers)
+    shared = compiled(module, buffers, workers=3)
+    for name in buffers:
+        assert shared[name].tobytes() == found[name].tobytes(), f"{name} depends on the number of workers"
+        if tolerance == 0.0:
+            np.testing.assert_array_equal(_bits(found[name]), _bits(expected[name]), err_msg=name)
+        else:
+            _close(name, expected[name].astype(np.float64), found[name].astype(np.float64), tolerance)
+    return found
+
+
+def _close(name: str, expected: np.ndarray, found: np.ndarray, tolerance: float) -> None:
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(expected), err_msg=name)
+    if expected.size:
+        np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * max(np.nanmax(np.abs(expected)), 1e-30), err_msg=name)
+
+
+def _bits(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).view(np.dtype(f"u{array.dtype.itemsize}"))

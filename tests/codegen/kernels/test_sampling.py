@@ -1,0 +1,173 @@
+"""`sample.draw`: greedy and filters exact, draws those of the meaning except where FP32 cannot tell two tokens apart, log-probabilities close."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from tapeout.codegen import tile_builder as t
+from tapeout.codegen import tile_interpreter
+from tapeout.codegen.kernels import sampling
+from tapeout.dialects import sample
+from tapeout.dialects.format import BF16, FP32, decode, encode
+from tapeout.dialects.rows import TABLE
+from tapeout.dialects.types import Tensor
+from tests.codegen.kernels.harness import HOW, INTERPRETED, ROWS, KernelCase, compiled, same_bits
+
+REALS, SEEDS = Tensor((None,), FP32), Tensor((None,), sample.INT64)
+STREAM = 3
+
+
+def draw_case(tokens, number=FP32, **schedule):
+    return KernelCase(partial(sample.draw, stream=STREAM), [Tensor((None, tokens), number), REALS, TABLE, REALS, SEEDS, TABLE], **schedule)
+
+
+def given(logits, temperature=1.0, top_k=0, top_p=1.0, number=FP32):
+    """Operands with settings for every row or for all; seeds of both signs, positions up to the largest."""
+    n = len(logits)
+    column = [np.broadcast_to(np.asarray(x), (n,)).astype(k) for x, k in ((temperature, np.float32), (top_k, np.int32), (top_p, np.float32))]
+    seeds = np.random.default_rng(1).integers(-(2**63), 2**63 - 1, n, dtype=np.int64)
+    positions = np.resize(np.array([0, 1, 131071, 2**31 - 1, 77], np.int32), n)
+    return [encode(np.asarray(logits, np.float64), number), *column, seeds, positions]
+
+
+def normal(seed, *shape, scale=3.0):
+    return np.random.default_rng(seed).standard_normal(shape) * scale
+
+
+def assert_drawn(found, operands, share=0.9):
+    """Each token has the largest noisy score among those that stay, up to FP32 errors of the score and of the mass at the top_p border.
+
+    In at least `share` of the rows only one token can pass.
+    """
+    logits, temperature, top_k, top_p, seeds, positions = operands
+    x, tokens, single = decode(logits), found.results[0], 0
+    hot = np.where(temperature > 0, np.maximum(temperature.astype(np.float64), sample.COOLEST), 1.0)[:, None]
+    scaled = x / hot
+    scaled -= scaled.max(axis=1, keepdims=True)
+    log_p = scaled - np.log(np.exp(scaled).sum(axis=1, keepdims=True))
+    score = log_p - np.log(-np.log(sample.uniform(seeds, positions, STREAM, x.shape[1])))
+    slack = 2.0**-20 * (20 + np.abs(scaled))
+    border = x.shape[1] * 2.0**-23
+    wide, narrow = (sample.kept(log_p, top_k, np.where(top_p >= 1, top_p, top_p + side)) for side in (border, -border))
+    for r, token in enumerate(tokens):
+        if temperature[r] == 0:
+            assert token == x[r].argmax()
+            continue
+        passes = wide[r] & (score[r] + slack[r] >= np.where(narrow[r], score[r] - slack[r], -np.inf).max())
+        assert passes[token], (r, token, np.flatnonzero(passes))
+        single += passes.sum() == 1
+    assert single >= share * np.count_nonzero(temperature)
+    raw = x - x.max(axis=1, keepdims=True)
+    logprobs = (raw - np.log(np.exp(raw).sum(axis=1, keepdims=True)))[np.arange(len(x)), tokens]
+    bound = 2.0**-22 * (np.abs(logprobs) + 4) + x.shape[1] * 2.0**-24
+    assert (np.abs(found.results[1] - logprobs) <= bound).all()
+
+
+def rows_for(how, count):
+    """A tenth of the rows in the interpreter, which is slow; statements about many draws are made of the compiled kernel."""
+    return count // 10 if how == INTERPRETED else count
+
+
+SIZES = [(512, {}), (97, {}), (1280, {"block_columns": 128}), (96, {"block_columns": 16})]
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize(("tokens", "schedule"), SIZES)
+def test_greedy_takes_the_largest_logit(how, tokens, schedule):
+    case = draw_case(tokens, **schedule)
+    for count in ROWS:
+        operands = given(normal(count, count, tokens), temperature=0.0, top_k=1, top_p=0.1)
+        assert_drawn(case.run(how, *operands), operands)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_greedy_takes_the_lowest_of_equals(how):
+    x = np.full((4, 96), -5.0)
+    x[0, [17, 30, 95]] = 2.0
+    x[1, [95]] = 2.0
+    x[2, 40], x[2, 50] = -0.0, 0.0
+    case = draw_case(96, block_columns=16)
+    assert case.run(how, *given(x, temperature=0.0)).results[0].tolist() == [17, 95, 40, 0]
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize(("tokens", "schedule"), SIZES)
+def test_draws_are_those_of_the_meaning(how, tokens, schedule):
+    case = draw_case(tokens, **schedule)
+    for count in (0, 1, 2, 17):
+        operands = given(normal(count, count, tokens), temperature=np.resize([1.0, 0.0, 0.3, 2.0, 1e-9], count))
+        assert_drawn(case.run(how, *operands), operands)
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize(("top_k", "top_p"), [(1, 1.0), (5, 1.0), (511, 1.0), (512, 1.0), (9999, 1.0), (-1, 1.0), (0, 0.0), (0, 0.3), (0, 0.95), (7, 0.9),
+                                              (300, 0.5), (0, 0.9999999), (3, 2.0)])
+def test_filters_keep_what_the_meaning_keeps(how, top_k, top_p):
+    """A high temperature makes noise decide, so that a token too many or too few is drawn."""
+    case = draw_case(512, block_columns=256)
+    operands = given(normal(5, rows_for(how, 40), 512, scale=1.0), temperature=3.0, top_k=top_k, top_p=top_p)
+    assert_drawn(case.run(how, *operands), operands)
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize(("top_k", "top_p", "kept"), [(37, 1.0, 37), (0, 0.5, 257), (0, 0.0, 1), (300, 0.25, 129), (1, 0.9, 1), (0, 1.0, 512)])
+def test_equal_tokens_stay_from_the_lowest_on(how, top_k, top_p, kept):
+    """With equal logits the masses are exact, and so is the border: the draws are those of the meaning, and lie below it."""
+    case = draw_case(512, block_columns=256)
+    operands = given(np.full((rows_for(how, 80), 512), 1.5), top_k=top_k, top_p=top_p)
+    tokens = case.run(how, *operands).results[0]
+    same_bits(tokens, case.meaning(*operands).results[0])
+    assert tokens.max() < kept and (kept < 60 or len(tokens) < 80 or tokens.max() > 0.8 * kept)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_ties_at_the_border_are_cut_by_id(how):
+    """Two levels of logits, the lower one cut in its middle by either filter."""
+    x = np.zeros((rows_for(how, 80), 96))
+    x[:, ::3] = np.log(2.0)
+    case = draw_case(96, block_columns=48)
+    for settings in ({"top_k": 50}, {"top_p": 0.75}):
+        operands = given(x, **settings)
+        found = case.run(how, *operands)
+        assert_drawn(found, operands, share=0.5)
+        low = found.results[0][found.results[0] % 3 != 0]
+        assert low.size and low.max() < 96 * 0.55
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_bf16_logits_and_extremes(how):
+    x = normal(2, 12, 96)
+    x[1] = 0.0
+    x[2, 5:] = -1e30
+    x[3, :] = -3e4
+    x[4, 7] = 1e4
+    case = draw_case(96, BF16, block_columns=32)
+    operands = given(x, temperature=np.resize([1.0, 0.5], 12), top_p=np.resize([1.0, 0.9, 0.5], 12), number=BF16)
+    assert_drawn(case.run(how, *operands), operands)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_row_draws_the_same_alone(how):
+    case = draw_case(97)
+    operands = given(normal(3, 17, 97), temperature=np.resize([1.0, 0.0, 0.7], 17), top_k=np.resize([0, 9], 17), top_p=np.resize([1.0, 0.8], 17))
+    tokens, logprobs = case.run(how, *operands).results
+    for r in range(17):
+        alone = case.run(how, *(x[r : r + 1] for x in operands)).results
+        same_bits(alone[0], tokens[r : r + 1])
+        same_bits(alone[1], logprobs[r : r + 1])
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_noise_is_exact_at_both_ends_of_the_unit_interval(how):
+    """-log(-log u) of the smallest, the largest and the middle numbers; FP32 holds no u above one half."""
+    n = np.array([0, 1, 2, 5, 2**22, 2**23 - 1, 2**23, 2**23 + 1, 2**24 - 4, 2**24 - 3, 2**24 - 2, 2**24 - 1, *range(10**6, 10**6 + 4)], np.int64)
+
+    def body(words, out):
+        t.View(out, [16]).store([0], sampling._noise(t.View(words, [16]).load([0], [16])))
+
+    module = t.kernel("kernel", {"words": "i64", "out": "f32"}, body, lambda *b: [1])
+    arrays = {"words": (n << 40) | 12345, "out": np.zeros(16, np.float32)}
+    (partial(tile_interpreter.run, module) if how == INTERPRETED else compiled(module))(arrays)
+    exact = -np.log(-np.log((n + 0.5) * 2.0**-24))
+    np.testing.assert_allclose(arrays["out"], exact, rtol=2.0**-20, atol=2.0**-20)
