@@ -4,11 +4,10 @@ import hashlib
 from dataclasses import dataclass
 
 from tapeout.codegen import tile_builder as t
-from tapeout.codegen.kernel import Buffer, Kernel, Request
+from tapeout.codegen.kernel import Buffer, Kernel, KernelError, Request
 from tapeout.codegen.select_kernels import Choice, build, choice_of, launches
+from tapeout.codegen.verify_tile import problems
 from tapeout.dialects._mlir import ir
-
-
 
 TILE_NAMES = {"f8E4M3FN": "e4m3"}
 """Element names of graph types that tile code writes otherwise."""
@@ -42,6 +41,9 @@ def lower(choice: Choice) -> TileKernel:
                *(Buffer(f"work{i}", w.element, "workspace") for i, w in enumerate(kernel.workspaces)), Buffer("count", "i32", "count"))
     symbol = symbol_of(choice)
     module = t.kernel(symbol, {b.name: TILE_NAMES.get(b.element, b.element) for b in buffers}, kernel.body, kernel.grid)
+    found = problems(module)
+    if found:
+        raise KernelError(f"kernel {symbol} for {choice.request} leaves the common op set: {'; '.join(found[:3])}")
     return TileKernel(symbol, choice, kernel, buffers, module.operation.get_asm())
 
 

@@ -199,74 +199,131 @@ def plan(memory: Memory, rules: Rules, budget: Floats, allocation: Floats, times
     """Our rule: of several averaged budgets, the one that would have done best so far (docs/planning.md, our rule).
 
     `budget` [sequences, positions]: rates of step N-2; `allocation` [sequences, positions of the block at hand]: rates of step N-1;
-    `times` [sequences x longest block + 1] without draft time if `rules.draft_ms` is given. Every candidate is scored with the newest
+    `times` [sequences x longest block + 1], without draft time if `rules.draft_ms` is given. Every candidate is scored with the newest
     budget rates on the total it had chosen for them, so a choice rests on steps up to N-2 only. Ties go to verifying everything.
     """
     if not times.size or not len(allocation):
         return _unmeasured(allocation, times), memory
     memory = _learned(memory, rules, budget, times)
-    best = max((float(t.scores.max()), t.length) for t in memory.tracks)[1]
-    length, short = _next_length(memory, rules, best)
-    found = _for_block(memory, rules, allocation, times, is_off=best == 0)
-    return replace(found, draft_length=length), replace(memory, steps_short=short)
+    best = max((float(track.scores.max()), track.length) for track in memory.tracks)[1]
+    length, steps_short = _next_length(memory, rules, best)
+    return _for_block(memory, rules, allocation, times, length), replace(memory, steps_short=steps_short)
 
 
 def _learned(memory: Memory, rules: Rules, budget: Floats, times: Floats) -> Memory:
     """Scores the last totals with the newest rates, then chooses new totals with those rates added."""
     sequences, drafted = budget.shape
     lengths = tuple(length for length, _ in rules.draft_ms) or (drafted,)
-    if tuple(t.length for t in memory.tracks) != lengths:
+    if tuple(track.length for track in memory.tracks) != lengths:
         memory = Memory(sequences, tuple(_new_track(length, sequences, rules) for length in lengths))
     if memory.sequences != sequences:
-        memory = replace(memory, sequences=sequences, tracks=tuple(_resized(t, memory.sequences, sequences) for t in memory.tracks))
-    if drafted < lengths[-1]:
-        return memory  # a short block cannot tell what a longer one would have given
-    curves = [expected_tokens(budget[:, :length]) for length in lengths]
-    longest = times[sequences * lengths[-1]] + _draft_ms(rules, lengths[-1])
-    if not np.isfinite(longest):
-        return replace(memory, tracks=tuple(_advanced(t, c, times, rules) for t, c in zip(memory.tracks, curves, strict=True)))
-    tokens, ms = rules.rate_fading * memory.all_tokens + curves[-1][-1], rules.rate_fading * memory.all_ms + longest
-    scored = [_scored(t, c, times, rules, tokens / ms) for t, c in zip(memory.tracks, curves, strict=True)]
-    tracks = tuple(_advanced(t, c, times, rules) for t, c in zip(scored, curves, strict=True))
-    return replace(memory, tracks=tracks, all_tokens=float(tokens), all_ms=float(ms))
+        tracks = tuple(_resized(track, memory.sequences, sequences, rules) for track in memory.tracks)
+        memory = replace(memory, sequences=sequences, tracks=tracks)
+    curves = {length: expected_tokens(budget[:, :length]) for length in lengths if length <= drafted}
+    full = lengths[-1]
+    if full in curves and np.isfinite(times[sequences * full]):  # a short block cannot tell what a longer one would have given
+        memory = _scored(memory, rules, curves, times)
+    tracks = tuple(_advanced(t, curves[t.length], times, rules) if t.length in curves else t for t in memory.tracks)
+    return replace(memory, tracks=tracks)
 
 
 def _new_track(length: int, sequences: int, rules: Rules) -> Track:
+    nothing = np.zeros(sequences * length + 1)
     candidates = 1 + len(rules.means)
-    empty = np.zeros(sequences * length + 1)
-    return Track(length, (), (empty,) * len(rules.means), (sequences * length,) * candidates, np.zeros(candidates))
+    return Track(length, (), (nothing,) * len(rules.means), (sequences * length,) * candidates, np.zeros(candidates))
 
 
-def _scored(track: Track, curve: Floats, times: Floats, rules: Rules, rate: float) -> Track:
+def _scored(memory: Memory, rules: Rules, curves: dict[int, Floats], times: Floats) -> Memory:
     """Adds to each score the tokens of its total beyond what verifying everything makes of the same time."""
-    totals = np.array(track.totals)
-    ms = times[totals] + _draft_ms(rules, track.length) + np.where(totals < len(curve) - 1, rules.variable_ms, 0.0)
-    return replace(track, scores=rules.score_fading * track.scores + curve[totals] - rate * ms)
+    longest = memory.tracks[-1]
+    curve, ms = curves[longest.length], times[longest.totals[0]] + _draft_ms(rules, longest.length)
+    all_tokens, all_ms = rules.rate_fading * memory.all_tokens + curve[-1], rules.rate_fading * memory.all_ms + ms
+    tracks = []
+    for track in memory.tracks:
+        own, totals = _step_ms(track.length, times, memory.sequences, rules), list(track.totals)
+        earned = curves[track.length][totals] - all_tokens / all_ms * own[totals]
+        tracks.append(replace(track, scores=rules.score_fading * track.scores + earned))
+    return replace(memory, tracks=tuple(tracks), all_tokens=float(all_tokens), all_ms=float(all_ms))
 
 
 def _advanced(track: Track, curve: Floats, times: Floats, rules: Rules) -> Track:
     """Takes the newest curve into the means and chooses every candidate's total anew."""
-    curves = (*track.curves, curve)[-rules.means[-1] :]
-    own = times[: len(curve)] + _draft_ms(rules, track.length)
-    own[:-1] += rules.variable_ms
-    sums = []
-    for mean, total in zip(rules.means, track.sums, strict=True):
-        is_full = len(track.curves) >= mean
-        sums.append(total + curve - track.curves[-mean] if is_full else total + curve)
-    chosen = tuple(best_total(total, own) for total in sums)
-    return replace(track, curves=curves, sums=tuple(sums), totals=(len(curve) - 1, *chosen))
+    own = _step_ms(track.length, times, int(curve[0]), rules)
+    sums = tuple(total + (curve - track.curves[-mean]) if len(track.curves) >= mean else total + curve
+                 for mean, total in zip(rules.means, track.sums, strict=True))
+    totals = (len(curve) - 1, *(best_total(total, own) for total in sums))
+    return replace(track, curves=(*track.curves, curve)[-rules.means[-1] :], sums=sums, totals=totals)
 
 
-def _resized(track: Track, before: int, now: int) -> Track:
-    """Curves and totals for another number of sequences: tokens of a sequence as a function of drafts of a sequence stay."""
-    count = now * track.length + 1
-    if not track.curves or not before or not track.length:
-        return replace(track, curves=(), sums=(np.zeros(count),) * len(track.sums), totals=(count - 1,) * len(track.totals))
-    place = np.arange(count) * (before / now)
+def _resized(track: Track, before: int, now: int, rules: Rules) -> Track:
+    """Curves and totals for another number of sequences: tokens a sequence as a function of drafts a sequence stay as they are."""
+    if not track.curves or not track.length:
+        return replace(_new_track(track.length, now, rules), scores=track.scores)
+    place = np.arange(now * track.length + 1) * (before / now)
     left = np.minimum(place.astype(np.int64), before * track.length - 1)
-    share, stack = place - left, np.array(track.curves)
-    low = stack[:, left]
-    moved = (low + share * (stack[:, left + 1] - low)) * (now / before)
-    means = [min(len(moved), int(round(len(moved)))) for _ in track.sums]
-    del means
-    return replace(track, curves=tuple(moved), totals=tuple(round(t * now / before) for t in track.totals))
+    stack = np.array(track.curves)
+    moved = stack.take(left, axis=1, mode="clip")  # clip: without it numpy copies for a bounds check; the places are inside
+    step = stack.take(left + 1, axis=1, mode="clip")
+    step -= moved
+    step *= place - left
+    moved += step
+    moved *= now / before
+    sums = tuple(moved[-mean:].sum(axis=0) for mean in rules.means)
+    totals = tuple(round(total * now / before) for total in track.totals)
+    return replace(track, curves=tuple(moved), sums=sums, totals=totals)
+
+
+def _step_ms(length: int, times: Floats, sequences: int, rules: Rules) -> Floats:
+    """Times of steps that verify 0, 1, ... drafts of blocks of `length`, drafting the next block included."""
+    own = times[: sequences * length + 1] + _draft_ms(rules, length)
+    own[:-1] += rules.variable_ms
+    return own
+
+
+def _draft_ms(rules: Rules, length: int) -> float:
+    return dict(rules.draft_ms).get(length, 0.0)
+
+
+def _next_length(memory: Memory, rules: Rules, best: int) -> tuple[int, int]:
+    """Length of the block to draft now, and steps since the last full one."""
+    full = memory.tracks[-1].length
+    steps = memory.steps_short + 1
+    return (full, 0) if best == full or steps >= rules.probe_steps else (best, steps)
+
+
+def _for_block(memory: Memory, rules: Rules, allocation: Floats, times: Floats, length: int) -> Plan:
+    """The plan for the block at hand, by the candidate of its length that has scored best."""
+    track = next((t for t in memory.tracks if t.length == allocation.shape[1]), None)
+    if track is None or not track.curves or not track.length:
+        reason = Reason.DRAFTS_DO_NOT_PAY if length == 0 else Reason.NO_DRAFTS
+        return replace(_unmeasured(allocation, times), draft_length=length, reason=reason)
+    own = _step_ms(track.length, times, memory.sequences, rules)
+    fits = bool(np.isfinite(own[-1]))
+    candidate = int(np.argmax(track.scores)) if fits else len(rules.means)
+    total, tokens, steps = track.totals[candidate], track.sums[-1], len(track.curves)
+    mean = min(rules.means[candidate - 1], steps) if candidate else 0
+    reason = Reason.AVERAGED if candidate else Reason.ALL_SCORED_BEST
+    # Judged at the longest mean's own total: that of a shorter mean jumps, and the mode would jump with it.
+    if candidate and fits and _gain(tokens, own, track.totals[-1]) < rules.least_gain:
+        total, reason, mean = track.totals[0], Reason.GAIN_TOO_SMALL, 0
+    forecast = float(tokens[total]) / steps
+    return Plan(split(allocation, total), length, reason, forecast, float(own[total]), _gain(tokens, own, total), mean)
+
+
+# -- sequences and ranks
+
+
+def worth_drafting(accepted: Floats, idle_steps: Ints, *, draft_ms: float, row_ms: float, probe_steps: int = 64) -> Bools:
+    """Which sequences should draft: those whose faded mean of accepted drafts [sequences] earns the draft's time, and those due for a probe.
+
+    An accepted draft saves one row of a later step. `draft_ms` is the time of a block for one sequence, `idle_steps` since its last block.
+    """
+    return (accepted * row_ms >= draft_ms) | (idle_steps >= probe_steps)
+
+
+def widened(given: Plan, allocation: Floats, rows: int) -> Plan:
+    """The plan filled up to `rows`, what the slowest rank of a group proposes: below that more drafts cost the group nothing."""
+    drafts = min(rows, allocation.size + len(allocation)) - len(allocation)
+    if drafts <= given.rows - len(allocation):
+        return given
+    return replace(given, widths=split(allocation, drafts), reason=Reason.WIDENED)

@@ -80,10 +80,10 @@ def _moved(request: Request) -> Schedule:
 def _attend(request: Request) -> Schedule:
     """Heads that share decoded keys, and keys a block."""
     settings = request.of("mla.attend") if request.op.startswith("nn.fused") else dict(request.attributes)
-    return {"block_heads": divisor(settings["heads"], 16), "block_keys": 32}
+    return {"block_heads": divisor(settings["heads"], 16), "block_keys": 16}
 
 
-SELECTION: Schedule = {"workspace_bytes": 256 << 20, "chunk": 4096, "block_keys": 64, "block_places": 128}
+SELECTION: Schedule = {"workspace_bytes": 256 << 20, "chunk": 1024, "block_keys": 64, "block_places": 128}
 """Entries a chunk; entries scored at once; keys counted at once. The compile's own workspace limit replaces the first."""
 
 

@@ -117,7 +117,7 @@ def _whole(parts: Halves) -> Value:
 
 
 def _over(q: Halves, keys: _Keys, start: list[Value], scale: float, block: int) -> list[Value]:
-    """Online softmax over one source from (peak, total) [heads]: the new peak and total, and this source's sums, one tile for each of `q`."""
+    """Online softmax over one source from (peak, total) [heads]: the new peak and total, then this source's sums, one for each of `q`."""
     heads = t.shape_of(q[0])[0]
 
     def step(at: Value, peak: Value, total: Value, *sums: Value) -> list[Value]:

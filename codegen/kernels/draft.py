@@ -120,7 +120,7 @@ def correct(request: Request, schedule: Schedule) -> Kernel:
 @family("dspark.confidence", refuses=_cannot_correct)
 def confidence(request: Request, schedule: Schedule) -> Kernel:
     """projection . [x ; e] of one place of each block, [?]. Grid: sequences (model spec 7.2)."""
-    hidden, embedded = width(request.operands[0]), width(request.operands[1])
+    hidden = width(request.operands[0])
     step, size = request["step"], request["size"]
 
     def body(*buffers: Value) -> None:
@@ -143,4 +143,4 @@ def _dotted(x: Rows, row: Value, projection: Rows, first: int, block: int, total
         products = t.mul(x.load(None, [row, column], [1, block]), t.broadcast(weight, 0, 1))
         return [t.add(total, t.reduce(products, "add", 1))]
 
-    return t.loop(0, x.columns, block, [total], add)[0]  # type: ignore[no-any-return]
+    return t.loop(0, x.columns, block, [total], add)[0]

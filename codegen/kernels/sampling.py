@@ -40,7 +40,7 @@ class _Row:
 
     def sum(self, term: Block, kind: str = "f32") -> Value:
         """The sum of `term` over all tokens: blocks ascending, each place of a block by itself, then the places."""
-        step = lambda first, total: [t.add(total, term(first))]  # noqa: E731
+        step: Callable[[Value, Value], list[Value]] = lambda first, total: [t.add(total, term(first))]  # noqa: E731
         (lanes,) = t.loop(0, self.tokens, self.block, [t.full([self.block], 0, kind)], step)
         return t.reduce(lanes, "add", 0)
 
@@ -120,13 +120,16 @@ def draw(request: Request, schedule: Schedule) -> Kernel:
     def body(*buffers: Value) -> None:
         b = bind(request, buffers)
         at, logits = t.program_id(0), b.operands[0]
-        load = lambda first: t.cast(t.View(logits.values, [None, n]).load([at, first], [block]), "f32")  # noqa: E731
+        load: Block = lambda first: t.cast(t.View(logits.values, [None, n]).load([at, first], [block]), "f32")  # noqa: E731
         peak, greedy = _Row(n, block, load).largest(load)
         row, cells = _Row(n, block, load, peak), _Cells(b.workspaces[0], at)
         token = t.View(b.results[0].values, [None])
         token.store([at], greedy)
         temperature = _cell(b.operands[1].values, at)
-        drawn = lambda: token.store([at], _drawn(row, cells, at, temperature, b.operands[2:], request["stream"]))  # noqa: E731
+
+        def drawn() -> None:
+            token.store([at], _drawn(row, cells, at, temperature, b.operands[2:], request["stream"]))
+
         cells.when(t.greater(temperature, 0.0), drawn)
         chosen = t.cast(_cell(logits.values, t.add(t.mul(at, n), t.scalar(b.results[0].values, at))), "f32")
         total = row.sum(lambda first: t.exp(t.sub(load(first), row.across(peak))))
@@ -165,11 +168,17 @@ def _keep_all(cells: _Cells, limit: Value) -> None:
 
 def _nucleus(row: _Row, cold: Value, top_p: Value) -> Value:
     """How many of the best tokens have at most top_p of the mass before them, at least 1, rank 0."""
-    mass = lambda keep: row.sum(lambda f: t.select(keep(row.keys(f)), t.exp(row.scaled(f, cold)), 0.0))  # noqa: E731
-    allowed = t.mul(row.sum(lambda first: t.exp(row.scaled(first, cold))), top_p)
-    reaches = lambda key: t.greater(mass(lambda keys: t.greater_equal(keys, row.across(key))), allowed)  # noqa: E731
+    weight: Block = lambda first: t.exp(row.scaled(first, cold))  # noqa: E731
+    allowed = t.mul(row.sum(weight), top_p)
+
+    def mass(keep: Block) -> Value:
+        return row.sum(lambda first: t.select(keep(row.keys(first)), weight(first), 0.0))
+
+    def reaches(key: Value) -> Value:
+        return t.greater(mass(lambda keys: t.greater_equal(keys, row.across(key))), allowed)
+
     border = largest(LOWEST_KEY, WORD_BITS, reaches)
-    above = lambda keys: t.greater(keys, row.across(border))  # noqa: E731
+    above: Block = lambda keys: t.greater(keys, row.across(border))  # noqa: E731
     better = row.count(lambda first: above(row.keys(first)))
     tied = row.count(lambda first: t.equal(row.keys(first), row.across(border)))
     each = t.exp(t.div(t.sub(f32_of(border), row.peak), cold))
@@ -180,12 +189,15 @@ def _nucleus(row: _Row, cold: Value, top_p: Value) -> Value:
 def _cut(row: _Row, cells: _Cells) -> None:
     """The LIMIT best tokens exactly: the least key among them, and the last id that stays at it."""
     limit = cells.get(LIMIT)
-    at_least = lambda key: row.count(lambda first: t.greater_equal(row.keys(first), row.across(key)))  # noqa: E731
-    floor = largest(LOWEST_KEY, WORD_BITS, lambda key: t.greater_equal(at_least(key), limit))
+
+    def reaches(key: Value) -> Value:
+        return t.greater_equal(row.count(lambda first: t.greater_equal(row.keys(first), row.across(key))), limit)
+
+    floor = largest(LOWEST_KEY, WORD_BITS, reaches)
     left = t.sub(limit, row.count(lambda first: t.greater(row.keys(first), row.across(floor))))
 
     def tied_before(bound: Value) -> Value:
-        tied = lambda first: t.equal(row.keys(first), row.across(floor))  # noqa: E731
+        tied: Block = lambda first: t.equal(row.keys(first), row.across(floor))  # noqa: E731
         return row.count(lambda first: t.bit_and(tied(first), t.less(row.ids(first), row.across(bound))))
 
     cells.put(FLOOR, floor)

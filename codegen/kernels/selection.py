@@ -59,7 +59,7 @@ class _List:
 
     def blocks(self, half: Value, total: Value, step: Callable[..., Any], start: list[Value]) -> list[Value]:
         """Runs step(first place, keys, *carried) over the blocks of a half that hold its first `total` places."""
-        load = lambda first: self.cells(self.keys).load([t.add(half, first)], [self.block])  # noqa: E731
+        load: Callable[[Value], Value] = lambda first: self.cells(self.keys).load([t.add(half, first)], [self.block])  # noqa: E731
         return t.loop(0, total, self.block, start, lambda first, *carried: step(first, load(first), *carried))
 
 
@@ -211,11 +211,13 @@ class _Plan:
     lanes: int
 
     def entries(self, bound: Bound, slot: Value) -> _List:
-        return _List(*bound.workspaces, t.mul(slot, self.cells), self.top, self.chunk, self.lanes)
+        keys, values = bound.workspaces
+        return _List(keys, values, t.mul(slot, self.cells), self.top, self.chunk, self.lanes)
 
     def candidates(self, bound: Bound, slot: Value) -> _List:
+        keys, values = bound.workspaces
         first = t.add(t.mul(slot, self.cells), 2 * _half(self.top, self.chunk, self.lanes))
-        return _List(*bound.workspaces, first, self.blocks, self.chunk // self.block, self.lanes)
+        return _List(keys, values, first, self.blocks, self.chunk // self.block, self.lanes)
 
     @property
     def cells(self) -> int:
@@ -248,7 +250,8 @@ def select_entries(request: Request, schedule: Schedule) -> Kernel:
     blocks, block = (request["blocks"], request["block"]) if request.op == "mla.select_candidates" else (0, 1)
     top, tokens = request["top_k"], request["block_tokens"]
     unit = block * tokens // gcd(block, tokens)  # a chunk is whole blocks and whole runs of the block table
-    chunk = -(-max(schedule["chunk"], top, blocks * block) // unit) * unit
+    most = width(request.operands[5]) * tokens // request["ratio"]
+    chunk = -(-min(max(schedule["chunk"], top, blocks * block), most) // unit) * unit
     return _kernel(request, schedule, _Plan(top, chunk, blocks, block, schedule["block_places"]), _one_selection)
 
 
@@ -358,7 +361,9 @@ def _one_within(row: _Row, plan: _Plan, slot: Value) -> None:
     total = _list_candidates(row, plan, entries.values, half)
     to = t.mul(row.row, plan.top)
     _write_count(results[1], row.row, t.minimum(total, plan.top))
-    write = lambda source, count: _write(entries.values, source, count, plan.top, results[0].values, to, plan.lanes)  # noqa: E731
+
+    def write(source: Value, count: Value) -> None:
+        _write(entries.values, source, count, plan.top, results[0].values, to, plan.lanes)
 
     def best() -> None:
         row.score_listed(entries, half, t.index(0), total)

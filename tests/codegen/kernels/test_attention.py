@@ -1,4 +1,4 @@
-"""Attention within the error of its FP32 sums, rows independent, the fused rotation equal to attention then rotation; unread rows are NaN."""
+"""Attention within the error of its FP32 sums, rows independent, the fused rotation equal to one behind it; unread rows are NaN."""
 
 from functools import partial
 
@@ -18,7 +18,8 @@ PHYSICAL = 60
 
 
 def views(heads, width, window, selected, ring=Q8, entries=Q4_MAIN):
-    given = [Tensor((None, heads * width), BF16), Ring(Tensor((width,), ring), RING), Tensor((None, window), INT32), TABLE, Tensor((heads,), FP32)]
+    held = Ring(Tensor((width,), ring), RING)
+    given = [Tensor((None, heads * width), BF16), held, Tensor((None, window), INT32), TABLE, Tensor((heads,), FP32)]
     if not selected:
         return [*given, None, None, None]
     return [*given, Blocks(Tensor((width,), entries), 2), Tensor((None, selected), INT32), TABLE]

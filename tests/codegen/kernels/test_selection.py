@@ -170,9 +170,10 @@ def test_slots_of_the_workspace_do_not_change_a_row(how, slots):
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("s", [Shape(heads=2, width=128, top=16, tokens=128, pages=3), Shape(heads=32, width=128, top=64, tokens=64, pages=3)])
+@pytest.mark.parametrize("s", [
+    Shape(heads=2, width=128, top=16, tokens=128, pages=3), Shape(heads=32, width=128, top=64, tokens=64, pages=3)])
 def test_any_values_are_selected_within_the_error_of_the_scores(how, s):
-    """Each selected entry's real score is at most one BF16 step plus the sums' error below any that is left out; a row alone selects the same."""
+    """A selected entry's real score is at most a BF16 step plus the sums' error below any left out; a row alone selects the same."""
     seen = [s.entries, s.entries - 7, s.top + 1]
     given = scene(s, seen, normal, normal(5, len(seen), s.heads))
     case = s.plain(chunk=64)
@@ -186,9 +187,8 @@ def test_any_values_are_selected_within_the_error_of_the_scores(how, s):
         score = factors[r] @ np.maximum(products, 0)
         size = np.abs(factors[r]) @ (np.abs(queries[r]) @ np.abs(keys[physical]).T)
         chosen = np.isin(physical, ids[r])
-        assert chosen.sum() == s.top and (np.diff(np.searchsorted(physical[chosen], ids[r], sorter=np.argsort(physical[chosen]))) != 0).all()
-        order = [int(np.flatnonzero(physical == i)[0]) for i in ids[r]]
-        assert order == sorted(order)
+        assert chosen.sum() == s.top
+        np.testing.assert_array_equal(physical[chosen], ids[r])
         slack = 2.0**-8 * np.abs(score).max() + (s.width + s.heads) * 2.0**-23 * size.max()
         assert score[chosen].min() >= score[~chosen].max() - 2 * slack
         alone = [x[r : r + 1] if i in (0, 1, 3, 4) else x for i, x in enumerate(given)]
@@ -217,7 +217,7 @@ def test_refusals():
     with pytest.raises(KernelError, match="candidates of 80000 entries are more than the 32-bit keys of this kernel number"):
         Shape(blocks=10000, block=8).within()
     with pytest.raises(KernelError, match="need places of more than 16 bits; lower chunk"):
-        s.plain(chunk=70000)
+        Shape(pages=30000).plain(chunk=70000)
 
 
 def test_scenes_hold_ties_and_negative_scores():
