@@ -5,12 +5,10 @@ from dataclasses import dataclass
 
 from tapeout.codegen import tile_builder as t
 from tapeout.codegen.kernel import Buffer, Kernel, KernelError, Request
+from tapeout.codegen.row_values import KINDS
 from tapeout.codegen.select_kernels import Choice, build, choice_of, launches
 from tapeout.codegen.verify_tile import problems
 from tapeout.dialects._mlir import ir
-
-TILE_NAMES = {"f8E4M3FN": "e4m3"}
-"""Element names of graph types that tile code writes otherwise."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ def lower(choice: Choice) -> TileKernel:
     buffers = (*choice.request.buffers(),
                *(Buffer(f"work{i}", w.element, "workspace") for i, w in enumerate(kernel.workspaces)), Buffer("count", "i32", "count"))
     symbol = symbol_of(choice)
-    module = t.kernel(symbol, {b.name: TILE_NAMES.get(b.element, b.element) for b in buffers}, kernel.body, kernel.grid)
+    module = t.kernel(symbol, {b.name: KINDS.get(b.element, b.element) for b in buffers}, kernel.body, kernel.grid)
     found = problems(module)
     if found:
         raise KernelError(f"kernel {symbol} for {choice.request} leaves the common op set: {'; '.join(found[:3])}")

@@ -24,11 +24,12 @@ OFFSETS, FRAME = "tapeout.offsets", "tapeout.frame"
 
 @dataclass(frozen=True)
 class PlanMemory(Pass):
-    """Places every value. `sequences` and `drafts` bound those extents; the other extents are bounded by the bucket."""
+    """Places every value. `sequences`, `outputs` and `drafts_each` bound those extents; the others are bounded by the bucket."""
 
     name: ClassVar[str] = "plan-memory"
     keeps: ClassVar[Promise] = "bits"
     sequences: int = 8
+    outputs: int = 512
     drafts_each: int = 5
 
     def run(self, module: ir.Module) -> None:
@@ -45,9 +46,8 @@ class PlanMemory(Pass):
 
     def bound(self, extent: str, bucket: int) -> int:
         """The largest run-time count of an extent in a bucket."""
-        if extent == "sequences":
-            return min(bucket, self.sequences)
-        return min(bucket, self.sequences) * self.drafts_each if extent == "drafts" else bucket
+        sequences = min(bucket, self.sequences)
+        return {"sequences": sequences, "drafts": sequences * self.drafts_each, "outputs": min(bucket, self.outputs)}.get(extent, bucket)
 
     def _plan(self, function: func.FuncOp, buckets: list[int], frames: dict[str, list[int]]) -> list[int]:
         ragged = extents(function)

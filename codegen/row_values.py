@@ -10,12 +10,12 @@ from math import prod
 from typing import Any
 
 from tapeout.codegen import tile_builder as t
-from tapeout.codegen.kernel import KernelError, Request, parts
-from tapeout.dialects.format import Number
+from tapeout.codegen.kernel import KernelError, Request, Schedule, parts
+from tapeout.dialects.format import REAL, Number
 from tapeout.dialects.types import Tensor, View
 
 Value = Any
-Number_ = Any  # an int or an index value
+Coordinate = Any  # an int or an index value
 KINDS = {"f8E4M3FN": "e4m3"}
 FP4_PAIR = 2  # elements in one byte
 
@@ -43,27 +43,33 @@ class Rows:
         packed = FP4_PAIR if self.number.element == "f4E2M1FN" else 1
         return [(self.values, self.columns // packed), (self.scales, self.columns // self.number.scaling.columns)]
 
-    def raw(self, rows: Number_, at: Sequence[Number_], box: Sequence[int]) -> Value:
+    def raw(self, rows: Coordinate, at: Sequence[Coordinate], box: Sequence[int]) -> Value:
         """A box in the buffer's own element type."""
         return t.View(self.values, [rows, self.columns]).load(at, box)
 
-    def write(self, rows: Number_, at: Sequence[Number_], value: Value) -> None:
+    def write(self, rows: Coordinate, at: Sequence[Coordinate], value: Value) -> None:
         """Stores a tile of the buffer's own element type."""
         t.View(self.values, [rows, self.columns]).store(at, value)
 
-    def table(self, rows: Number_, at: Number_, count: int) -> Value:
+    def table(self, rows: Coordinate, at: Coordinate, count: int) -> Value:
         """`count` cells of a value with one number a row, as a rank 1 tile of the buffer's own element type."""
         return t.View(self.values, [rows]).load([at], [count])
 
-    def vector(self, length: int, at: Number_, count: int) -> Value:
+    def vector(self, length: int, at: Coordinate, count: int) -> Value:
         """Cells [at, at + count) of a static vector of `length`, as f32."""
+        self._require_plain()
         return t.cast(t.View(self.values, [length]).load([at], [count]), "f32")
 
-    def line(self, row: Number_, at: Number_, count: int) -> Value:
+    def line(self, row: Coordinate, at: Coordinate, count: int) -> Value:
         """Columns [at, at + count) of one row, as a rank 1 f32 tile."""
+        self._require_plain()
         return t.cast(t.View(self.values, [None, self.columns]).load([row, at], [count]), "f32")
 
-    def load(self, rows: Number_, at: Sequence[Number_], box: Sequence[int]) -> Value:
+    def _require_plain(self) -> None:
+        if self.number.scaling is not None:
+            raise KernelError(f"a kernel reads single columns of {self.number}; it needs a value that is not block scaled")
+
+    def load(self, rows: Coordinate, at: Sequence[Coordinate], box: Sequence[int]) -> Value:
         """A box as f32, exact for BF16 and FP8."""
         if self.number.scaling is None:
             return t.cast(self.raw(rows, at, box), "f32")
@@ -74,7 +80,7 @@ class Rows:
         where, shape = [*at[:-1], by(at[-1], group)], [*box[:-1], box[-1] // group]
         return t.dequantize_q8(t.View(codes, [rows, width]).load(at, box), t.View(scales, [rows, groups]).load(where, shape))
 
-    def store(self, rows: Number_, at: Sequence[Number_], value: Value) -> None:
+    def store(self, rows: Coordinate, at: Sequence[Coordinate], value: Value) -> None:
         """Stores an f32 tile, rounded or block-scaled to the number; a block-scaled one takes BF16 values."""
         if self.number.scaling is None:
             return self.write(rows, at, t.cast(value, kind(self.number)))
@@ -103,7 +109,7 @@ def kind(number: Number) -> str:
     return KINDS.get(number.element, number.element)
 
 
-def by(at: Number_, step: int) -> Number_:
+def by(at: Coordinate, step: int) -> Coordinate:
     """A coordinate divided by the elements that one scale or byte stands for."""
     if step == 1:
         return at
@@ -121,11 +127,29 @@ class Bound:
 
 
 def bind(request: Request, buffers: Sequence[Value]) -> Bound:
-    """Sorts flat buffers: an absent operand is None, the others are `Rows`."""
+    """Sorts flat buffers: an absent operand is None, the others are `Rows`. Raises `KernelError` where a value is still a real number."""
+    real = [str(v) for v in (*request.operands, *request.results) if isinstance(v, Tensor) and v.number == REAL]
+    if real:
+        raise KernelError(f"{request.op} works on real numbers ({', '.join(real)}); run assign-formats before kernels are chosen")
     left = list(buffers)
     operands = [None if view is None else _rows(view, left) for view in request.operands]
     results = [_rows(view, left) for view in request.results]
     return Bound(operands, results, left[:-1], t.scalar(left[-1], 0))
+
+
+def block(schedule: Schedule, name: str, extent: int, multiple: int = 1) -> int:
+    """The block size `name` of a schedule row; raises `KernelError` unless it divides `extent` in whole groups of `multiple`."""
+    size = schedule[name]
+    if size < 1 or extent % size or size % multiple:
+        steps = f" that is a multiple of {multiple}" if multiple > 1 else ""
+        raise KernelError(f"schedule entry {name} is {size}, expected a divisor of {extent}{steps}")
+    return size
+
+
+def scale_group(request: Request) -> int:
+    """Columns that a block of rows must hold whole: those of the widest scale of an operand or result, 1 where nothing is block scaled."""
+    scalings = [v.number.scaling for v in (*request.operands, *request.results) if isinstance(v, Tensor)]
+    return max((s.columns for s in scalings if s is not None), default=1)
 
 
 def row_count(buffers: Sequence[Value]) -> Value:
@@ -149,4 +173,4 @@ def _rows(view: View, left: list[Value]) -> Rows:
     return Rows(number, columns_of(view), *taken)
 
 
-__all__ = ["Bound", "Rows", "bind", "by", "columns_of", "kind", "quantized", "row_count"]
+__all__ = ["Bound", "Rows", "bind", "block", "by", "columns_of", "kind", "quantized", "row_count", "scale_group"]

@@ -66,6 +66,10 @@ class SelectKernels(Pass):
             build(choice)
         except KernelError as error:
             raise PassError(f"{op.name} at {op.location}: kernel {family.name} with {dict(choice.schedule)}: {error}") from None
+        try:
+            build(Choice(request, family.name, tuple(sorted(row.items()))))
+        except KernelError as error:
+            raise PassError(f"{op.name} at {op.location}: schedule {dict(row)} of {family.name}: {error}") from None
         i64 = ir.IntegerType.get_signless(64)
         return family.name, ir.DictAttr.get({k: ir.IntegerAttr.get(i64, v) for k, v in sorted(row.items())})
 

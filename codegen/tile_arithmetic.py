@@ -1,7 +1,7 @@
 """Arithmetic on tiles and scalars for kernel bodies: thin functions over `arith`, `math`, `linalg`, `tensor`.
 
-A value is a tile (static ranked tensor) or a scalar (index, integer, float). Python numbers take the type of the other operand, and a scalar
-beside a tile becomes a tile of it. Shapes are never broadcast silently: `broadcast` inserts one axis.
+A value is a tile (static ranked tensor) or a scalar (index, integer, float). Python numbers take the type of the other operand, and a
+scalar beside a tile becomes a tile of it. Shapes are never broadcast silently: `broadcast` inserts one axis.
 Memory and control flow are in `tile_memory`, number formats in `tile_formats`; kernels import all of them as `tile_builder`.
 """
 
@@ -190,7 +190,7 @@ def select(mask: Value, a: Number, b: Number) -> Value:
 
 
 def cast(x: Value, kind: str) -> Value:
-    """Converts values. Floats round to nearest even (e4m3 takes |x| <= 448); float to integer truncates; integers are signed, masks 0 or 1."""
+    """Converts values. To floats: nearest even (e4m3 takes |x| <= 448); to integers: truncation. Integers are signed, masks 0 or 1."""
     source, target = element_of(x), element(kind)
     if source == target:
         return x

@@ -154,7 +154,8 @@ def quantize_fp4_index(x: Value) -> tuple[Value, Value]:
 def decode_fp4_weight(codes: Value, low_scales: Value, high_scales: Value) -> tuple[Value, Value]:
     """64 byte rows (i8) [64, N] of packed weights to two bf16 tiles [64, N]: k = 128 t + r, then k = 128 t + 64 + r.
 
-    low_scales and high_scales (i8, e8m0) [2, N] are the groups of 32 that each half covers. Scales 2 to 250: the products must be normal numbers.
+    low_scales and high_scales (i8, e8m0) [2, N] are the groups of 32 that each half covers. Scales 2 to 250: the products must be normal
+    numbers.
     """
     wide = widen_unsigned(codes, "i16")
     return _scaled_fp4(wide, low_scales), _scaled_fp4(shr(wide, 4), high_scales)

@@ -1,10 +1,10 @@
 """Runs a tile kernel on numpy buffers, instance by instance: the meaning that every target's code is compared with.
 
-Arithmetic is done in each op's own type. Elements that a kernel may not rely on are poisoned (NaN, or the lowest integer), so that a kernel that
-lets one through produces a visibly wrong store. Order inside one reduction or product is numpy's: targets agree up to rounding.
+Arithmetic is done in each op's own type. Elements that a kernel may not rely on are poisoned (NaN, or the lowest integer), so that a
+kernel that lets one through produces a visibly wrong store. Order inside one reduction or product is numpy's: targets agree up to rounding.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -48,7 +48,9 @@ def _bind(function: Any, buffers: Mapping[str, np.ndarray]) -> list[np.ndarray]:
     names = [name.value for name in function.attributes["tile.arguments"]]
     if set(names) != set(buffers):
         raise InterpreterError(f"kernel {function.name.value} takes buffers {names}, found {sorted(buffers)}; pass exactly those")
-    return [_flat(name, buffers[name], _dtype(ir.MemRefType(a.type).element_type)) for name, a in zip(names, function.arguments, strict=True)]
+    return [
+        _flat(name, buffers[name], _dtype(ir.MemRefType(a.type).element_type)) for name, a in zip(names, function.arguments, strict=True)
+    ]
 
 
 def _flat(name: str, array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
@@ -131,7 +133,7 @@ class _Bounded(np.ndarray):
 
 
 def _refuse_negative(at: Any) -> None:
-    if not isinstance(at, slice | np.ndarray) and at < 0 or isinstance(at, np.ndarray) and at.dtype != np.bool_ and (at < 0).any():
+    if (not isinstance(at, slice | np.ndarray) and at < 0) or (isinstance(at, np.ndarray) and at.dtype != np.bool_ and (at < 0).any()):
         raise IndexError("negative position")
 
 
@@ -147,7 +149,7 @@ def _box(result: Any) -> list[int]:
 
 
 def _load(frame: _Frame, op: Any) -> list[Any]:
-    base, = frame.of([op.base])
+    (base,) = frame.of([op.base])
     at, extent = [int(i) for i in frame.of(op.at)], _optional(frame.of(op.extent))
     return [tile.LoadOp.meaning(_checked(base), at, extent, _box(op.out), tile.integers(op.shape), op.panel.value)]
 
@@ -211,21 +213,21 @@ def _empty(frame: _Frame, op: Any) -> list[Any]:
 
 
 def _broadcast(frame: _Frame, op: Any) -> list[Any]:
-    value, = frame.of(op.operands[:1])
+    (value,) = frame.of(op.operands[:1])
     for axis in op.attributes["dimensions"]:
         value = np.expand_dims(value, axis)
     return [np.broadcast_to(value, _box(op.results[0]))]
 
 
 def _transpose(frame: _Frame, op: Any) -> list[Any]:
-    value, = frame.of(op.operands[:1])
+    (value,) = frame.of(op.operands[:1])
     return [value.transpose(list(op.attributes["permutation"]))]
 
 
 def _reduce(frame: _Frame, op: Any) -> list[Any]:
     value, start = frame.of(op.operands)
     combine = next(iter(op.regions[0].blocks[0].operations)).name
-    axis = list(op.attributes["dimensions"])[0]
+    axis = next(iter(op.attributes["dimensions"]))
     by = {"arith.addf": np.add, "arith.addi": np.add, "arith.maxnumf": np.fmax, "arith.maxsi": np.maximum,
           "arith.minnumf": np.fmin, "arith.minsi": np.minimum}[combine]  # fmt: skip
     return [_typed(by(start, by.reduce(value, axis=axis, dtype=value.dtype)), value.dtype)]
@@ -252,7 +254,7 @@ def _for(frame: _Frame, op: Any) -> list[Any]:
 
 
 def _if(frame: _Frame, op: Any) -> list[Any]:
-    condition, = frame.of(op.operands)
+    (condition,) = frame.of(op.operands)
     region = op.regions[0 if condition else 1]
     return frame.block(region.blocks[0]) if len(region.blocks) else []
 
@@ -336,10 +338,3 @@ _INTEGER_ORDER: dict[int, Callable[..., Any]] = {
     6: lambda a, b: _unsigned(a) < _unsigned(b), 7: lambda a, b: _unsigned(a) <= _unsigned(b),
     8: lambda a, b: _unsigned(a) > _unsigned(b), 9: lambda a, b: _unsigned(a) >= _unsigned(b),
 }  # fmt: skip
-
-
-def operations(module: ir.Module) -> Iterator[Any]:
-    """Every op of a module, outer before inner."""
-    found: list[Any] = []
-    module.operation.walk(lambda op: (found.append(op), ir.WalkResult.ADVANCE)[1])
-    return iter(found)

@@ -43,8 +43,8 @@ def scalar(buffer: Value, at: Number) -> Value:
 class View:
     """A buffer seen as a row-major array of `shape`.
 
-    shape[0] is an int, a run-time index, or None (unknown, and no box reaches beyond the end). A box higher than one row is ragged where the
-    array's rows are a run-time index or do not divide by the box. `panel` p: the last two axes [K, N] are stored as [N/p][K][p].
+    shape[0] is an int, a run-time index, or None (unknown, and no box reaches beyond the end). A box higher than one row is ragged where
+    the array's rows are a run-time index or do not divide by the box. `panel` p: the last two axes [K, N] are stored as [N/p][K][p].
     """
 
     buffer: Value
@@ -183,10 +183,15 @@ def kernel(
         module = ir.Module.create()
         types = [ir.MemRefType.get([ir.ShapedType.get_dynamic_size()], element(kind)) for kind in arguments.values()]
         with ir.InsertionPoint(module.body):
-            _define(name, arguments, types, [], lambda *buffers: body(*buffers) or [])
+            _define(name, arguments, types, [], lambda *buffers: _nothing(body, buffers))
             _define(f"{name}_grid", arguments, types, [ir.IndexType.get()] * 3, lambda *buffers: _extents(grid(*buffers)))
         module.operation.verify()
     return module
+
+
+def _nothing(body: Callable[..., None], buffers: Sequence[Value]) -> list[Value]:
+    body(*buffers)
+    return []
 
 
 def _has_context() -> bool:

@@ -1,8 +1,9 @@
 """verify-tile: refuses what not every target can take, before any target sees it.
 
-A kernel is two functions of flat buffers, and holds the ops of `OPS` on static tiles of at most four axes. Beyond the ops' own verifiers it checks
-element types (arithmetic on f32, f64 and integers of 16 bits or more; bf16, f16, e4m3 and i8 only move, convert and compare bits), the form of
-reductions, transposes and constants, and that the grid function only reads counts. Every error is a sentence at the op's location.
+A kernel is two functions of flat buffers, and holds the ops of `OPS` on static tiles of at most four axes. Beyond the ops' own verifiers
+it checks element types (arithmetic on f32, f64 and integers of 16 bits or more; bf16, f16, e4m3 and i8 only move, convert and compare
+bits), the form of reductions, transposes and constants, and that the grid function only reads counts. Every error is a sentence at the
+op's location.
 """
 
 from collections.abc import Callable
@@ -46,7 +47,10 @@ MAX_RANK = 4
 
 def verify_tile(module_op: Any, pass_: Any) -> None:
     """The pass."""
-    if any([_report(op, sentence) for op, sentence in _problems(module_op)]):
+    found = _problems(module_op)
+    for op, sentence in found:
+        op.location.emit_error(f"'{op.name}' {sentence}")
+    if found:
         pass_.signal_pass_failure()
 
 
@@ -55,18 +59,12 @@ def problems(module: ir.Module) -> list[str]:
     return [f"'{op.name}' {sentence}" for op, sentence in _problems(module.operation)]
 
 
-def _report(op: Any, sentence: str) -> bool:
-    op.location.emit_error(f"'{op.name}' {sentence}")
-    return True
-
-
 def _problems(module_op: Any) -> list[tuple[Any, str]]:
     found: list[tuple[Any, str]] = []
     functions = list(module_op.regions[0].blocks[0].operations)
-    names = [getattr(f, "name", None) for f in functions]
     if len(functions) != 2 or any(f.operation.name != "func.func" for f in functions):
         return [(module_op, "holds a kernel and its grid function, nothing else; build it with tile_builder.kernel")]
-    name, grid = (n.value for n in names)
+    name, grid = (str(f.name.value) for f in functions)
     if grid != f"{name}_grid":
         found.append((functions[1].operation, f"is called {grid}; the grid function of {name} is {name}_grid"))
     found.extend(_signature(functions[0], 0) + _signature(functions[1], 3))
@@ -79,9 +77,19 @@ def _signature(function: Any, results: int) -> list[tuple[Any, str]]:
     wrong = [str(a.type) for a in function.arguments if not _is_buffer(a.type)]
     found = []
     if wrong:
-        found.append((function.operation, f"takes {', '.join(wrong)}; a kernel takes flat buffers memref<?xT> of {', '.join(BUFFER_ELEMENTS)}"))
+        found.append(
+            (
+                function.operation,
+                f"takes {', '.join(wrong)}; a kernel takes flat buffers memref<?xT> of {', '.join(BUFFER_ELEMENTS)}",
+            )
+        )
     if [str(t) for t in function.type.results] != ["index"] * results:
-        found.append((function.operation, f"returns {[str(t) for t in function.type.results]}; it must return {results} index values"))
+        found.append(
+            (
+                function.operation,
+                f"returns {[str(t) for t in function.type.results]}; it must return {results} index values",
+            )
+        )
     return found
 
 
@@ -140,7 +148,7 @@ def _by_group(name: str) -> Callable[[Any], str | None] | None:
 
 def _computed(op: Any) -> str | None:
     kind = _element(op.operands[0])
-    if kind in COMPUTED or op.operation.name in ("arith.cmpi", "arith.addi", "arith.subi") and kind == "i8":
+    if kind in COMPUTED or (op.operation.name in ("arith.cmpi", "arith.addi", "arith.subi") and kind == "i8"):
         return None
     return f"computes on {kind}; widen it first: arithmetic is done on {', '.join(COMPUTED)}"
 

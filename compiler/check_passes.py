@@ -50,11 +50,11 @@ class Checker:
 
     def before(self, one: Pass, module: ir.Module) -> None:
         if self._meaning is None:
-            self._meaning = self._run(module)
+            self._meaning = self.measure(module)
 
     def after(self, one: Pass, module: ir.Module) -> None:
         """Raises `PromiseBroken` naming pass, op and value."""
-        found, old = self._run(module), self._meaning
+        found, old = self.measure(module), self._meaning
         assert old is not None, "after() follows before()"
         if one.keeps != "formats":
             for name, value in old.values.items():
@@ -64,7 +64,8 @@ class Checker:
                                         f"results changed is {_first_changed(old.ops, found.ops)}")
         self._meaning = found
 
-    def _run(self, module: ir.Module) -> Meaning:
+    def measure(self, module: ir.Module) -> Meaning:
+        """Every public function on the toy step, in order; values and states pass from one to the next."""
         values: dict[str, Any] = {}
         states: dict[str, State] = {}
         ops: dict[str, list[Any]] = {}

@@ -56,7 +56,8 @@ def manifest(config: ModelConfig, settings: Settings, kernels: Sequence[TileKern
     return Manifest(
         model=ModelIdentity(architecture=config.architectures[0], config=canonical, fingerprint=config_fingerprint(canonical)),
         targets=(settings.target,),
-        options=Options(max_rows=settings.max_rows, max_sequences=settings.max_sequences, max_context=settings.max_context,
+        options=Options(max_rows=settings.max_rows, max_sequences=settings.max_sequences,
+                        max_outputs=settings.outputs, max_context=settings.max_context,
                         block_tokens=settings.block_tokens, workspace_bytes=settings.workspace_bytes, cpu=settings.cpu),
         cpu=CpuLevel(level=settings.cpu, features=target(settings.cpu).linux_flags),
         row_buckets=settings.row_buckets, states=found, toolchain=toolchain(),

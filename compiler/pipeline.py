@@ -49,7 +49,7 @@ def graph_pipeline(settings: Settings, drafts_each: int) -> list[Pass]:
         OutlineLayers(),
         BucketRows(settings.row_buckets),
         SelectKernels(settings.target, settings.tuned, settings.workspace_bytes),
-        PlanMemory(settings.max_sequences, drafts_each),
+        PlanMemory(settings.max_sequences, settings.outputs, drafts_each),
     ]
 
 

@@ -20,6 +20,7 @@ class Settings:
     target: str = "cpu"
     max_rows: int = 512
     max_sequences: int = 8
+    max_outputs: int = 512
     max_context: int = 4096
     block_tokens: int = 128
     workspace_bytes: int = 256 * MEBIBYTE
@@ -44,6 +45,8 @@ class Settings:
             (self.cpu in CPUS, f"--cpu: found {self.cpu}, expected one of {', '.join(CPUS)}"),
             (1 <= self.max_rows <= 1 << 16, f"--max-rows: found {self.max_rows}, expected 1 to 65536"),
             (1 <= self.max_sequences <= self.max_rows, f"--max-sequences: found {self.max_sequences}, expected 1 to --max-rows ({self.max_rows})"),
+            (self.max_outputs >= self.max_sequences,
+             f"--max-outputs: found {self.max_outputs}, expected at least --max-sequences ({self.max_sequences})"),
             (self.max_context >= 1, f"--max-context: found {self.max_context}, expected at least 1"),
             (self.block_tokens >= 2 and self.block_tokens % 2 == 0,
              f"--block-tokens: found {self.block_tokens}, expected a multiple of 2, the widest compression ratio"),
@@ -53,6 +56,11 @@ class Settings:
             (not self.buckets or self.buckets[-1] == self.max_rows,
              f"--row-buckets: the last one is {self.buckets[-1] if self.buckets else 0}, expected --max-rows ({self.max_rows})"),
         ]
+
+    @property
+    def outputs(self) -> int:
+        """Rows of a step that may ask for logits."""
+        return min(self.max_outputs, self.max_rows)
 
     @property
     def row_buckets(self) -> tuple[int, ...]:

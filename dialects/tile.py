@@ -19,7 +19,7 @@ UNKNOWN = -1  # shape[0] of an array whose number of rows is known at run time o
 SCALE_GROUP = 32  # elements of k that share one e8m0 byte in dot_scaled
 
 
-class Tile(ext.Dialect, name="tile"):  # type: ignore[misc]
+class Tile(ext.Dialect, name="tile"):
     """Global memory and block-scaled products of a kernel body."""
 
 
@@ -46,7 +46,9 @@ def positions(at: Sequence[int], box: Sequence[int], shape: Sequence[int], panel
     lead = len(shape) - len(box)
     steps = [int(np.prod(shape[axis + 1 :])) for axis in range(len(shape))]
     counts = [1] * lead + list(box)
-    coordinates = np.meshgrid(*(first + np.arange(n) for first, n in zip(at, counts, strict=True)), indexing="ij", sparse=True)
+    coordinates: list[Any] = list(
+        np.meshgrid(*(first + np.arange(n) for first, n in zip(at, counts, strict=True)), indexing="ij", sparse=True)
+    )
     if panel:
         k, n = coordinates[-2:]
         steps = [*steps[:-2], 1, 1]
@@ -89,12 +91,31 @@ def _box_is_sound(op: Any, tile: Any, panel: int) -> bool:
     same = _element(op.base) == _element(tile)
     return (
         _require(op, same, f"moves {_element(tile)} but the buffer holds {_element(op.base)}; give them one element type")
-        and _require(op, len(list(op.at)) == len(shape), f"needs one coordinate per axis: {len(shape)} axes, {len(list(op.at))} coordinates")
-        and _require(op, 0 <= axis, f"takes a box of rank {len(box)} from an array of rank {len(shape)}; the array needs at least as many axes")
-        and _require(op, ragged <= 1, f"takes at most one run-time extent, found {ragged}; only the leading axis of the box is ragged")
-        and _require(op, all(n > 0 for n in shape[1:]) and shape[0] >= UNKNOWN, f"needs known extents behind the first axis, found {shape}")
-        and _require(op, all(b <= n or n == UNKNOWN for b, n in zip(box[ragged:], shape[axis + ragged :], strict=True)),
-                     f"box {box} is wider than the array {shape}; only a ragged leading axis may reach beyond it")
+        and _require(
+            op,
+            len(list(op.at)) == len(shape),
+            f"needs one coordinate per axis: {len(shape)} axes, {len(list(op.at))} coordinates",
+        )
+        and _require(
+            op,
+            axis >= 0,
+            f"takes a box of rank {len(box)} from an array of rank {len(shape)}; the array needs at least as many axes",
+        )
+        and _require(
+            op,
+            ragged <= 1,
+            f"takes at most one run-time extent, found {ragged}; only the leading axis of the box is ragged",
+        )
+        and _require(
+            op,
+            all(n > 0 for n in shape[1:]) and shape[0] >= UNKNOWN,
+            f"needs known extents behind the first axis, found {shape}",
+        )
+        and _require(
+            op,
+            all(b <= n or n == UNKNOWN for b, n in zip(box[ragged:], shape[axis + ragged :], strict=True)),
+            f"box {box} is wider than the array {shape}; only a ragged leading axis may reach beyond it",
+        )
         and _panel_is_sound(op, box, shape, panel)
     )
 
@@ -102,14 +123,18 @@ def _box_is_sound(op: Any, tile: Any, panel: int) -> bool:
 def _panel_is_sound(op: Any, box: list[int], shape: list[int], panel: int) -> bool:
     if panel == 0:
         return True
-    return (
-        _require(op, panel > 0 and len(box) >= 2 and shape[-2] != UNKNOWN, f"panel {panel} needs the last two axes of a box, both known")
-        and _require(op, shape[-1] % panel == 0 and box[-1] % panel == 0,
-                     f"panel {panel} divides neither or only one of the array's {shape[-1]} and the box's {box[-1]} columns; it must divide both")
+    return _require(
+        op,
+        panel > 0 and len(box) >= 2 and shape[-2] != UNKNOWN,
+        f"panel {panel} needs the last two axes of a box, both known",
+    ) and _require(
+        op,
+        shape[-1] % panel == 0 and box[-1] % panel == 0,
+        f"panel {panel} divides neither or only one of the array's {shape[-1]} and the box's {box[-1]} columns; it must divide both",
     )
 
 
-class ProgramIdOp(Tile.Operation, name="program_id", traits=[ext.Pure]):  # type: ignore[misc]
+class ProgramIdOp(Tile.Operation, name="program_id", traits=[ext.Pure]):
     """This instance's coordinate on one grid axis."""
 
     out: ext.Result[ir.IndexType]
@@ -124,7 +149,7 @@ class ProgramIdOp(Tile.Operation, name="program_id", traits=[ext.Pure]):  # type
         return instance[axis]
 
 
-class IotaOp(Tile.Operation, name="iota", traits=[ext.Pure]):  # type: ignore[misc]
+class IotaOp(Tile.Operation, name="iota", traits=[ext.Pure]):
     """[0, 1, ..., n-1] as i32."""
 
     out: ext.Result[ir.RankedTensorType]
@@ -139,7 +164,7 @@ class IotaOp(Tile.Operation, name="iota", traits=[ext.Pure]):  # type: ignore[mi
         return np.arange(n, dtype=np.int32)
 
 
-class ScalarOp(Tile.Operation, name="scalar", traits=[READS]):  # type: ignore[misc]
+class ScalarOp(Tile.Operation, name="scalar", traits=[READS]):
     """One i32 of a buffer as an index: counts, table entries."""
 
     out: ext.Result[ir.IndexType]
@@ -155,7 +180,7 @@ class ScalarOp(Tile.Operation, name="scalar", traits=[READS]):  # type: ignore[m
         return int(base[at])
 
 
-class LoadOp(Tile.Operation, name="load", traits=[READS]):  # type: ignore[misc]
+class LoadOp(Tile.Operation, name="load", traits=[READS]):
     """The box of `out`'s shape at coordinates `at` of the row-major array `shape`; missing leading axes are boxes of one row.
 
     Rows of the box's leading axis at or beyond `extent` are not read and unspecified. shape[0] = -1 is a run-time number of rows.
@@ -173,7 +198,9 @@ class LoadOp(Tile.Operation, name="load", traits=[READS]):  # type: ignore[misc]
         return _box_is_sound(self, self.out, self.panel.value)
 
     @staticmethod
-    def meaning(base: np.ndarray, at: Sequence[int], extent: int | None, box: Sequence[int], shape: Sequence[int], panel: int) -> np.ndarray:
+    def meaning(
+        base: np.ndarray, at: Sequence[int], extent: int | None, box: Sequence[int], shape: Sequence[int], panel: int
+    ) -> np.ndarray:
         """base at the box's positions, unspecified rows marked."""
         rows = valid_rows(at, box, shape, extent)
         out = unspecified(box, base.dtype)
@@ -184,7 +211,7 @@ class LoadOp(Tile.Operation, name="load", traits=[READS]):  # type: ignore[misc]
         return base[where]
 
 
-class StoreOp(Tile.Operation, name="store", traits=[WRITES]):  # type: ignore[misc]
+class StoreOp(Tile.Operation, name="store", traits=[WRITES]):
     """Writes a tile to a box; rows of its leading axis at or beyond `extent` are dropped."""
 
     value: ext.Operand[ir.RankedTensorType]
@@ -214,11 +241,11 @@ def _rows_are_sound(op: Any, tile: Any, stride: int) -> bool:
     )
 
 
-class GatherOp(Tile.Operation, name="gather", traits=[READS]):  # type: ignore[misc]
+class GatherOp(Tile.Operation, name="gather", traits=[READS]):
     """Row r is columns [column, column + width) of row max(ids[first + r], 0) of `base`, whose rows are `row_stride` apart.
 
-    The ids come from memory, not from a tile, and a negative id reads row 0: every element is a readable number, and the kernel masks what a
-    padding id brought in. Rows at or beyond `valid` (none or one operand) are unspecified and their ids are not read.
+    The ids come from memory, not from a tile, and a negative id reads row 0: every element is a readable number, and the kernel masks
+    what a padding id brought in. Rows at or beyond `valid` (none or one operand) are unspecified and their ids are not read.
     """
 
     out: ext.Result[ir.RankedTensorType]
@@ -234,7 +261,15 @@ class GatherOp(Tile.Operation, name="gather", traits=[READS]):  # type: ignore[m
         return _require(self, single, "takes at most one number of valid rows") and _rows_are_sound(self, self.out, self.row_stride.value)
 
     @staticmethod
-    def meaning(base: np.ndarray, ids: np.ndarray, first: int, column: int, valid: int | None, box: Sequence[int], row_stride: int) -> np.ndarray:
+    def meaning(
+        base: np.ndarray,
+        ids: np.ndarray,
+        first: int,
+        column: int,
+        valid: int | None,
+        box: Sequence[int],
+        row_stride: int,
+    ) -> np.ndarray:
         """Rows of base by id."""
         rows = box[0] if valid is None else int(np.clip(valid, 0, box[0]))
         out = unspecified(box, base.dtype)
@@ -243,7 +278,7 @@ class GatherOp(Tile.Operation, name="gather", traits=[READS]):  # type: ignore[m
         return out
 
 
-class ScatterOp(Tile.Operation, name="scatter", traits=[WRITES]):  # type: ignore[misc]
+class ScatterOp(Tile.Operation, name="scatter", traits=[WRITES]):
     """Row r < valid of the tile goes to columns [column, ...) of row ids[first + r] of `base`; rows with a negative id are dropped."""
 
     value: ext.Operand[ir.RankedTensorType]
@@ -266,7 +301,7 @@ class ScatterOp(Tile.Operation, name="scatter", traits=[WRITES]):  # type: ignor
                 base[to * row_stride + column + np.arange(value.shape[1])] = value[row]
 
 
-class CompressStoreOp(Tile.Operation, name="compress_store", traits=[WRITES]):  # type: ignore[misc]
+class CompressStoreOp(Tile.Operation, name="compress_store", traits=[WRITES]):
     """Writes values[i] where mask[i] holds to base[at], base[at + 1], ... in order of i, dropping positions at or beyond `limit`.
 
     The result is how many were written. `limit` is a position of `base`, not a count.
@@ -282,10 +317,17 @@ class CompressStoreOp(Tile.Operation, name="compress_store", traits=[WRITES]):  
     def verify_invariants(self) -> bool:
         shapes = [_shape(self.values), _shape(self.mask)]
         return (
-            _require(self, len(shapes[0]) == 1 and shapes[0] == shapes[1], f"takes values and mask of one rank 1 shape, found {shapes}")
+            _require(
+                self,
+                len(shapes[0]) == 1 and shapes[0] == shapes[1],
+                f"takes values and mask of one rank 1 shape, found {shapes}",
+            )
             and _require(self, str(_element(self.mask)) == "i1", f"takes an i1 mask, not {self.mask.type}")
-            and _require(self, _element(self.base) == _element(self.values),
-                         f"writes {_element(self.values)} but the buffer holds {_element(self.base)}")
+            and _require(
+                self,
+                _element(self.base) == _element(self.values),
+                f"writes {_element(self.values)} but the buffer holds {_element(self.base)}",
+            )
         )
 
     @staticmethod
@@ -296,7 +338,7 @@ class CompressStoreOp(Tile.Operation, name="compress_store", traits=[WRITES]):  
         return len(chosen)
 
 
-class DotScaledOp(Tile.Operation, name="dot_scaled", traits=[ext.Pure]):  # type: ignore[misc]
+class DotScaledOp(Tile.Operation, name="dot_scaled", traits=[ext.Pure]):
     """acc + (a 2^(sa-127)) (b 2^(sb-127)): a [M, K] and b [K, N] e4m3, sa [M, K/32] and sb [N, K/32] e8m0 bytes, acc [M, N] f32.
 
     Every operand but acc comes straight from a load or gather: no target has a fast block-scaled product of computed operands.
@@ -316,10 +358,17 @@ class DotScaledOp(Tile.Operation, name="dot_scaled", traits=[ext.Pure]):  # type
         kinds = [str(_element(v)) for v in (self.a, self.sa, self.b, self.sb, self.acc, self.out)]
         wanted = ["f8E4M3FN", "i8", "f8E4M3FN", "i8", "f32", "f32"]
         return (
-            _require(self, k == k2 and k % SCALE_GROUP == 0 and found == needed,
-                     f"shapes disagree: {m}x{k} times {k2}x{n} needs scales and sums {needed}, found {found}")
+            _require(
+                self,
+                k == k2 and k % SCALE_GROUP == 0 and found == needed,
+                f"shapes disagree: {m}x{k} times {k2}x{n} needs scales and sums {needed}, found {found}",
+            )
             and _require(self, kinds == wanted, f"takes elements {wanted}, found {kinds}")
-            and _require(self, all(_is_loaded(v) for v in list(self.operands)[:4]), "takes a, sa, b and sb straight from tile.load or tile.gather")
+            and _require(
+                self,
+                all(_is_loaded(v) for v in list(self.operands)[:4]),
+                "takes a, sa, b and sb straight from tile.load or tile.gather",
+            )
         )
 
     @staticmethod

@@ -91,10 +91,11 @@ class ModelIdentity(_Strict):
 
 
 class Options(_Strict):
-    """What was decided at compile time: rows of a step, slots, positions and tokens of a cache block."""
+    """What was decided at compile time: rows of a step, slots, rows that may ask for logits, positions and tokens of a cache block."""
 
     max_rows: Positive
     max_sequences: Positive
+    max_outputs: Positive
     max_context: Positive
     block_tokens: Positive
     workspace_bytes: Count
@@ -288,13 +289,14 @@ class Artifact:
 
     def bound(self, extent: str, bucket: int) -> int:
         """The most that `extent` can count in a program of `bucket`."""
-        return extent_bound(extent, bucket, self.manifest.options.max_sequences, self.draft_block)
+        options = self.manifest.options
+        return extent_bound(extent, bucket, options.max_sequences, options.max_outputs, self.draft_block)
 
 
-def extent_bound(extent: str, bucket: int, max_sequences: int, block: int) -> int:
-    """Rows, kept rows and outputs are bounded by the bucket, sequences by the slots too, drafts by `block` for each of them."""
+def extent_bound(extent: str, bucket: int, max_sequences: int, max_outputs: int, block: int) -> int:
+    """Rows and kept rows are bounded by the bucket, outputs and sequences by their own limits too, drafts by `block` for each sequence."""
     sequences = min(bucket, max_sequences)
-    return {"sequences": sequences, "drafts": sequences * block}.get(extent, bucket)
+    return {"sequences": sequences, "drafts": sequences * block, "outputs": min(bucket, max_outputs)}.get(extent, bucket)
 
 
 def draft_block(programs: Mapping[str, Mapping[int, Program]]) -> int:

@@ -58,6 +58,9 @@ def manifest(directory: Path, manifest: Manifest) -> None:
         _manifest_refused(place, "options.max_rows", options.max_rows, f"at most {buckets[-1]}, the largest row bucket")
     if options.max_sequences > options.max_rows:
         _manifest_refused(place, "options.max_sequences", options.max_sequences, f"at most {options.max_rows} (max_rows)")
+    if not options.max_sequences <= options.max_outputs <= options.max_rows:
+        expected = f"from {options.max_sequences} (max_sequences) to {options.max_rows} (max_rows)"
+        _manifest_refused(place, "options.max_outputs", options.max_outputs, expected)
     for key, names in (
         ("extents", manifest.extents),
         ("targets", manifest.targets),

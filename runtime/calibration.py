@@ -1,7 +1,8 @@
 """Confidences against outcomes: counts of what was accepted, and two maps fitted on them, a temperature or a monotone curve per position.
 
-A confidence is the draft's estimate that its token is accepted given that all before it were. Only verified tokens whose predecessors were
-accepted tell anything. The map used in a step rests on earlier steps alone, so planning with it stays lossless. docs/planning.md, calibration.
+A confidence is the draft's estimate that its token is accepted given that all before it were. Only verified tokens whose predecessors
+were accepted tell anything. The map used in a step rests on earlier steps alone, so planning with it stays lossless. docs/planning.md,
+calibration.
 """
 
 from dataclasses import dataclass
@@ -40,17 +41,17 @@ def with_outcomes(outcomes: Outcomes, confidences: Floats, widths: Ints, accepte
     row, column = np.nonzero(told)
     confidence = confidences[row, column]
     bins = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
-    fresh = [np.zeros_like(outcomes.seen) for _ in range(3)]
-    for into, amount in zip(fresh, (1.0, confidence, column < accepted[row]), strict=True):
-        np.add.at(into, (column, bins), amount)
-    return Outcomes(FADING * outcomes.seen + fresh[0], FADING * outcomes.claimed + fresh[1], FADING * outcomes.accepted + fresh[2])
+    cells, shape = column * BINS + bins, outcomes.seen.shape
+    seen, claimed, won = (np.bincount(cells, amount, outcomes.seen.size).reshape(shape)
+                          for amount in (np.ones(len(cells)), confidence, (column < accepted[row]).astype(np.float64)))
+    return Outcomes(FADING * outcomes.seen + seen, FADING * outcomes.claimed + claimed, FADING * outcomes.accepted + won)
 
 
 def calibration_error(outcomes: Outcomes) -> Floats:
     """Expected calibration error by position [positions]: mean distance of confidence and acceptance over bins, weighted by outcomes."""
     total = outcomes.seen.sum(axis=1)
-    gaps = np.abs(outcomes.claimed - outcomes.accepted).sum(axis=1)
-    return np.divide(gaps, total, out=np.zeros_like(total), where=total > 0)
+    gaps: Floats = np.abs(outcomes.claimed - outcomes.accepted).sum(axis=1)
+    return gaps / np.where(total > 0, total, 1.0)
 
 
 def temperatures(outcomes: Outcomes, rounds: int = 12) -> Floats:
@@ -107,4 +108,4 @@ def _logit(chance: Floats) -> Floats:
 
 
 def _sigmoid(logit: Floats) -> Floats:
-    return 1 / (1 + np.exp(-logit))  # type: ignore[no-any-return]
+    return 1 / (1 + np.exp(-logit))

@@ -205,7 +205,8 @@ def measured_ms(runs: Sequence[float]) -> float:
     return fmean(rest[1:-1])
 
 
-def step_times(table: DecodeTable, sequences: int, drafts: int, *, context: float = 0.0, row_slope: float = 0.0, extra_ms: float = 0.0) -> Floats:
+def step_times(table: DecodeTable, sequences: int, drafts: int, *, context: float = 0.0, row_slope: float = 0.0,
+               extra_ms: float = 0.0) -> Floats:
     """Times of steps with sequences + 0 .. drafts rows [drafts + 1]; infinite where no size fits, empty if nothing was measured.
 
     `context`: mean tokens that a row sees. `row_slope`: ms per row of the size that runs. `extra_ms`: sampling and drafting.
@@ -225,11 +226,13 @@ def step_times(table: DecodeTable, sequences: int, drafts: int, *, context: floa
 
 def _at_context(table: DecodeTable, context: float) -> Floats:
     seen = table.contexts
+    left: Floats = table.ms[:, 0]
     if len(seen) == 1:
-        return table.ms[:, 0]
+        return left
     right = int(np.clip(np.searchsorted(seen, context), 1, len(seen) - 1))
     share = max(0.0, (context - seen[right - 1]) / (seen[right] - seen[right - 1]))
-    return table.ms[:, right - 1] + share * (table.ms[:, right] - table.ms[:, right - 1])
+    left = table.ms[:, right - 1]
+    return left + share * (table.ms[:, right] - left)
 
 
 def new_decode_fit() -> Fit:

@@ -1,8 +1,8 @@
 """How many drafted tokens to verify: a pure function of survival rates, step times and what earlier steps taught; it says why.
 
-The total of a step rests on rates of step N-2 and older, the split over sequences on rates of step N-1 (the information barrier): whether a
-token is verified never depends on that token, so the output keeps the model's distribution. Rates are products of confidences, step times come
-from `cost.py`, and nothing here reads a clock or draws a number. docs/planning.md, planning.
+The total of a step rests on rates of step N-2 and older, the split over sequences on rates of step N-1 (the information barrier):
+whether a token is verified never depends on that token, so the output keeps the model's distribution. Rates are products of confidences,
+step times come from `cost.py`, and nothing here reads a clock or draws a number. docs/planning.md, planning.
 """
 
 from dataclasses import dataclass, replace
@@ -96,7 +96,8 @@ def split(rates: Floats, drafts: int) -> Ints:
     chosen = flat > least
     missing = drafts - int(np.count_nonzero(chosen))
     chosen[np.flatnonzero(flat == least)[:missing]] = True
-    return 1 + np.count_nonzero(chosen.reshape(sequences, positions), axis=1)
+    widths: Ints = 1 + np.count_nonzero(chosen.reshape(sequences, positions), axis=1)
+    return widths
 
 
 # -- rules without memory
@@ -124,7 +125,8 @@ def early_stop(rates: Floats, times: Floats) -> Plan:
     tokens = expected_tokens(rates)
     falls = np.flatnonzero(np.diff(tokens / times) < 0)
     total = int(falls[0]) if falls.size else rates.size
-    return Plan(split(rates, total), rates.shape[1], Reason.EARLY_STOP, float(tokens[total]), float(times[total]), _gain(tokens, times, total), 1)
+    gain = _gain(tokens, times, total)
+    return Plan(split(rates, total), rates.shape[1], Reason.EARLY_STOP, float(tokens[total]), float(times[total]), gain, 1)
 
 
 def _unmeasured(rates: Floats, times: Floats) -> Plan:
@@ -186,7 +188,7 @@ class Track:
 
 @dataclass(frozen=True)
 class Memory:
-    """What earlier steps taught: a track for each draft length, the faded tokens and ms of verifying everything, steps since a full block."""
+    """What earlier steps taught: a track for each draft length, faded tokens and ms of verifying everything, steps since a full block."""
 
     sequences: int = 0
     tracks: tuple[Track, ...] = ()
@@ -314,7 +316,7 @@ def _for_block(memory: Memory, rules: Rules, allocation: Floats, times: Floats, 
 
 
 def worth_drafting(accepted: Floats, idle_steps: Ints, *, draft_ms: float, row_ms: float, probe_steps: int = 64) -> Bools:
-    """Which sequences should draft: those whose faded mean of accepted drafts [sequences] earns the draft's time, and those due for a probe.
+    """Which sequences should draft: those whose faded mean of accepted drafts [sequences] earns the draft's time, and those to probe.
 
     An accepted draft saves one row of a later step. `draft_ms` is the time of a block for one sequence, `idle_steps` since its last block.
     """

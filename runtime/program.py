@@ -195,6 +195,8 @@ class LoadedPrograms:
         count, outputs, host = len(rows.tokens), len(rows.outputs), self._hosted
         if count > self.artifact.manifest.options.max_rows:
             raise BatchRefused("rows of a step", count, f"at most {self.artifact.manifest.options.max_rows}")
+        if outputs > self.artifact.manifest.options.max_outputs:
+            raise BatchRefused("rows that ask for logits", outputs, f"at most {self.artifact.manifest.options.max_outputs}")
         host["tokens"][:count] = rows.tokens
         host["positions"][:count] = rows.positions
         host["slots"][:count] = rows.slots

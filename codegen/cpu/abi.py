@@ -1,7 +1,7 @@
 """The native interface of a kernel: `void NAME(void **buffers, int64_t worker, int64_t workers)`.
 
-A worker runs the linear instances [G worker / workers, G (worker + 1) / workers) of the grid, last axis fastest. Buffers arrive as addresses and
-become flat memrefs; their lengths are the caller's promise.
+A worker runs the linear instances [G worker / workers, G (worker + 1) / workers) of the grid, last axis fastest. Buffers arrive as
+addresses and become flat memrefs; their lengths are the caller's promise.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ def share(e: Emitter, grid: Sequence[Any], worker: Any, workers: Any) -> tuple[A
         total = arith.muli(arith.muli(grid[0], grid[1]), grid[2])
         worker, workers = (arith.index_cast(ir.IndexType.get(), v) for v in (worker, workers))
         after = arith.addi(worker, e.constant("index", 1))
-        return tuple(arith.divui(arith.muli(total, w), workers) for w in (worker, after))  # type: ignore[return-value]
+        return tuple(arith.divui(arith.muli(total, w), workers) for w in (worker, after))
 
 
 def coordinates(e: Emitter, instance: Any, grid: Sequence[Any]) -> list[Any]:

@@ -1,7 +1,7 @@
 """scf.for with carried tiles: each lives in one buffer, and a turn's new value is written over the old one where that is safe.
 
-Safe means: the new value reads the old one only at the very place it writes, and no later write of the same turn reads it. Otherwise the new
-value is computed aside first.
+Safe means: the new value reads the old one only at the very place it writes, and no later write of the same turn reads it. Otherwise the
+new value is computed aside first.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ class CarriedTiles:
         counter, *slots = body.arguments
         starts = list(op.operands)[3:]
         buffers = {slot: self._start(op, slot, start) for slot, start in zip(slots, starts, strict=True) if is_tile(slot)}
-        invariants = w.products.stage_invariants(op)
+        w.products.stage_invariants(op)
         carried = [w.scalar(start) for start in starts if not is_tile(start)]
         with e.here():
             new = scf.ForOp(*(w.scalar(v) for v in list(op.operands)[:3]), carried)
@@ -41,7 +41,6 @@ class CarriedTiles:
             self._write_back(slots, values, buffers)
             with e.here():
                 scf.YieldOp([w.scalar(v) for v in values if not is_tile(v)])
-        w.products.forget(invariants)
         self._leave(op, new, slots, buffers)
 
     def _start(self, op: Any, slot: Any, start: Any) -> Stored:

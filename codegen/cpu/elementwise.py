@@ -30,7 +30,14 @@ _FUNCTIONS: dict[str, tuple[int, Callable[[Registers, Any], Any]]] = {
 }
 _WIDEN = {("i16", "bf16"): 1, ("i16", "f16"): 1, ("i8", "f8E4M3FN"): 6}
 _NARROW = {"bf16": 7, "f16": 1, "f8E4M3FN": 16}
-_OTHERS = {"arith.cmpf": 1, "arith.cmpi": 1, "arith.select": 1, "arith.bitcast": 0, "arith.maxnumf": 2, "arith.minnumf": 2}
+_OTHERS = {
+    "arith.cmpf": 1,
+    "arith.cmpi": 1,
+    "arith.select": 1,
+    "arith.bitcast": 0,
+    "arith.maxnumf": 2,
+    "arith.minnumf": 2,
+}
 
 NAMES = frozenset({*_PLAIN, *_CONVERSIONS, *_FUNCTIONS, *_OTHERS, "arith.extf", "arith.truncf"})
 

@@ -1,7 +1,8 @@
 """Where loops are written: a stack of open loop levels, constants and stack buffers at the function's entry, and hoisting by construction.
 
-A value is created at the shallowest level that knows its operands (`at`), so nothing invariant is computed in an inner loop; each level remembers
-what it already holds. A `nest` is one traversal of a tile: its memory of loaded values ends with it, since buffers change between nests.
+A value is created at the shallowest level that knows its operands (`at`), so nothing invariant is computed in an inner loop; each level
+remembers what it already holds. A `nest` is one traversal of a tile: its memory of loaded values ends with it, since buffers change
+between nests.
 """
 
 import contextlib
@@ -171,7 +172,10 @@ class Emitter:
             with self.at(form.depth):
                 parts = [op(value, self.constant("index", divisor)) for op in (arith.divui, arith.remui)]
             bound = 0 if form.limit is None else (form.limit - 1) // divisor + 1
-            level[form, divisor] = (self.counter(parts[0], bound, form.depth), self.counter(parts[1], divisor, form.depth))
+            level[form, divisor] = (
+                self.counter(parts[0], bound, form.depth),
+                self.counter(parts[1], divisor, form.depth),
+            )
         quotient, remainder = level[form, divisor]
         return quotient, remainder
 

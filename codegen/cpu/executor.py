@@ -1,8 +1,9 @@
 """The native executor: runs a list of launches on one worker, with a barrier between launches when there are several workers.
 
-`void tapeout_execute(const void *launches, int64_t count, int64_t worker, int64_t workers, int64_t *barrier)`; a launch is {function, buffers}.
-The barrier is one counter that only grows (zero it once, before the first use): arriving adds one, and a worker passes when the counter has reached
-the next multiple of `workers`. After a thousand looks it yields its time slice, so that more workers than cores still finish.
+`void tapeout_execute(const void *launches, int64_t count, int64_t worker, int64_t workers, int64_t *barrier)`; a launch is {function,
+buffers}. The barrier is one counter that only grows (zero it once, before the first use): arriving adds one, and a worker passes when
+the counter has reached the next multiple of `workers`. After a thousand looks it yields its time slice, so that more workers than cores
+still finish.
 """
 
 from tapeout.dialects._mlir import ir

@@ -1,6 +1,7 @@
 """What is known of the CPUs that kernels are built for: instruction sets by LLVM name, vector registers, caches.
 
-`x86-64-v3` is the default and the same on every host; `native` is this host's flags as Linux lists them. Nothing else may ask what the host is.
+`x86-64-v3` is the default and the same on every host; `native` is this host's flags as Linux lists them. Nothing else may ask what the
+host is.
 """
 
 from dataclasses import dataclass
@@ -14,12 +15,12 @@ _BASELINE_FEATURES = (
     "popcnt", "sahf", "sse", "sse2", "sse3", "sse4.1", "sse4.2", "ssse3", "x87", "xsave",
 )  # fmt: skip
 
-# Linux flag -> LLVM feature, where kernels can gain from it (arithmetic, shuffles, conversions); the rest would only split the cache of binaries.
+# Linux flag -> LLVM feature, where kernels can gain from it; the rest would only split the cache of binaries.
 _LINUX_FLAGS = {
     "avx512f": "avx512f", "avx512bw": "avx512bw", "avx512cd": "avx512cd", "avx512dq": "avx512dq", "avx512vl": "avx512vl",
     "avx512ifma": "avx512ifma", "avx512vbmi": "avx512vbmi", "avx512_vbmi2": "avx512vbmi2", "avx512_vnni": "avx512vnni",
-    "avx512_bitalg": "avx512bitalg", "avx512_vpopcntdq": "avx512vpopcntdq", "avx512_bf16": "avx512bf16", "avx_vnni": "avxvnni", "gfni": "gfni",
-    "vaes": "vaes", "vpclmulqdq": "vpclmulqdq", "adx": "adx", "sha_ni": "sha", "fsgsbase": "fsgsbase",
+    "avx512_bitalg": "avx512bitalg", "avx512_vpopcntdq": "avx512vpopcntdq", "avx512_bf16": "avx512bf16", "avx_vnni": "avxvnni",
+    "gfni": "gfni", "vaes": "vaes", "vpclmulqdq": "vpclmulqdq", "adx": "adx", "sha_ni": "sha", "fsgsbase": "fsgsbase",
 }  # fmt: skip
 _LINUX_NAMES_OF_BASELINE = {
     "avx", "avx2", "bmi1", "bmi2", "cmov", "cx16", "cx8", "f16c", "fma", "fxsr", "abm", "mmx", "movbe", "popcnt", "lahf_lm", "sse", "sse2",

@@ -148,5 +148,3 @@ def _mask_bits(e: Any, chosen: Any, lanes: int) -> Any:
     word = ir.VectorType.get([1], ir.IntegerType.get_signless(lanes))
     narrow = vector.extract(vector.bitcast(word, chosen), [], [0])
     return arith.extui(e.type("i32"), narrow)
-
-

@@ -34,12 +34,12 @@ class Products:
         rows, target, fresh = self._target(op, acc)
         right = _transposed_source(b)
         if right is None:
-            left = self._stage(a, rows, 1)
+            left = self._stage(a, 1)
             multiply(self.e, Product(left, self._wide(b), target, fresh, rows, self.lowering.blocks))
         else:
-            left = self._stage(a, rows, TRANSPOSED_MULTIPLE)
+            left = self._stage(a, TRANSPOSED_MULTIPLE)
             product = Product(left, transposed(self._wide(right)), target, fresh, rows, self.lowering.blocks)
-            multiply_transposed(self.e, product, self._stage(right, None, TRANSPOSED_MULTIPLE))
+            multiply_transposed(self.e, product, self._stage(right, TRANSPOSED_MULTIPLE))
         self.lowering.own(op.results[0], target)
 
     def dot_scaled(self, op: Any) -> None:
@@ -57,8 +57,10 @@ class Products:
     def _wide(self, value: Any) -> Tile:
         return elementwise.widened(self.lowering.tiles[value], str(elementwise.element_of(value)))
 
-    def _stage(self, value: Any, rows: Any, multiple: int) -> Stored:
+    def _stage(self, value: Any, multiple: int) -> Stored:
+        """The rows that any product asks for: another product of the same block finds them here."""
         if (value, multiple) not in self.staged:
+            rows = self.lowering.demanded(value)
             self.staged[value, multiple] = stage(self.e, self._wide(value), rows, multiple)
         return self.staged[value, multiple]
 
@@ -76,23 +78,16 @@ class Products:
         write(e, start, target, rows)
         return rows, target, False
 
-    def stage_invariants(self, loop: Any) -> list[tuple[Any, int]]:
-        """Stages operands of products inside a loop that are defined outside it; returns their keys, to be forgotten after the loop."""
-        found = []
+    def stage_invariants(self, loop: Any) -> None:
+        """Stages operands of products inside a loop that are defined outside it."""
         for op in _products_in(loop):
-            right = _transposed_source(op.operands[1]) if op.name == "linalg.matmul" else None
+            if op.name != "linalg.matmul":
+                continue
+            right = _transposed_source(op.operands[1])
             multiple = 1 if right is None else TRANSPOSED_MULTIPLE
-            for value, rows in ((op.operands[0], self.lowering.demanded(op.results[0])), (right, None)):
-                if op.name != "linalg.matmul" or value is None or (value, multiple) in self.staged or value not in self.lowering.tiles:
-                    continue
-                self._stage(value, rows, multiple)
-                found.append((value, multiple))
-        return found
-
-    def forget(self, keys: list[tuple[Any, int]]) -> None:
-        """Drops staged operands."""
-        for key in keys:
-            del self.staged[key]
+            for value in (op.operands[0], right):
+                if value is not None and value in self.lowering.tiles:
+                    self._stage(value, multiple)
 
 
 def _products_in(loop: Any) -> list[Any]:

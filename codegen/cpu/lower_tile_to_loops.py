@@ -1,7 +1,8 @@
 """lower-tile-to-loops: a tile kernel becomes one native function of `scf`, `vector` and `memref`.
 
-Removes every tile op and tensor; leaves loops for the standard lowering to LLVM. Tiles stay lazy (`tiles`) until a store, a reduction, a product or
-a loop needs them; `plan` says which are kept on the stack and how many rows of each anybody reads. Relies on verify-tile having passed.
+Removes every tile op and tensor; leaves loops for the standard lowering to LLVM. Tiles stay lazy (`tiles`) until a store, a reduction, a
+product or a loop needs them; `plan` says which are kept on the stack and how many rows of each anybody reads. Relies on verify-tile
+having passed.
 """
 
 from collections.abc import Callable, Iterator
@@ -154,11 +155,13 @@ class _Lowering:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Stack buffers taken inside are free again afterwards."""
+        """Stack buffers taken inside are free again afterwards, and what they held is forgotten."""
         taken: list[Any] = []
+        staged = dict(self.products.staged)
         self.e.taken.append(taken)
         yield
         self.e.taken.pop()
+        self.products.staged = staged
         for buffer in taken:
             self.e.give_back(buffer)
 
@@ -233,7 +236,7 @@ class _Lowering:
 
     def _reduce(self, op: Any) -> None:
         kind = _KINDS[next(iter(op.regions[0].blocks[0].operations)).name]
-        axis = list(op.attributes["dimensions"])[0]
+        axis = next(iter(op.attributes["dimensions"]))
         self.own(op.results[0], reduce(self.e, self.tile(op.operands[0]), axis, kind, self.demanded(op.results[0])))
 
     def _if(self, op: Any) -> None:
@@ -284,7 +287,7 @@ _TILES: dict[str, Callable[[_Lowering, Any], Tile]] = {
     "linalg.fill": _Lowering._fill,
     "tile.iota": lambda w, op: Iota(tuple(ir.RankedTensorType(op.results[0].type).shape), "i32"),
     "linalg.broadcast": lambda w, op: broadcasted(
-        w.tiles[op.operands[0]], list(op.attributes["dimensions"])[0], _extent(op, list(op.attributes["dimensions"])[0])
+        w.tiles[op.operands[0]], next(iter(op.attributes["dimensions"])), _extent(op, next(iter(op.attributes["dimensions"])))
     ),
     "linalg.transpose": lambda w, op: transposed(w.tiles[op.operands[0]]),
     "tensor.expand_shape": lambda w, op: reshaped(w.tiles[op.operands[0]], ir.RankedTensorType(op.results[0].type).shape),

@@ -1,8 +1,10 @@
 """What a kernel keeps on the stack, what it computes where it is used, and how many rows of each tile anybody needs.
 
 Read from the kernel before any code is written. Three facts per tile value:
-* demand: the rows of axis 0 that its users read: all, or those below a store's extent (so one kernel is fast at one row and at its full block);
-* sinks: the traversals that evaluate it (stores, reductions, products, loop results), and how often each of its elements is computed in them;
+* demand: the rows of axis 0 that its users read: all, or those below a store's extent (so one kernel is fast at one row and at its full
+block);
+* sinks: the traversals that evaluate it (stores, reductions, products, loop results), and how often each of its elements is computed in
+them;
 * kept: whether it is materialised, because it is worth more than recomputing, or because memory it reads changes before a sink.
 """
 
@@ -150,12 +152,12 @@ def _demand_lazy(plan: Plan, op: Any) -> None:
 
 
 def _demand_broadcast(plan: Plan, op: Any) -> None:
-    inserted = list(op.attributes["dimensions"])[0]
+    inserted = next(iter(op.attributes["dimensions"]))
     _ask(plan, op.operands[0], plan.demand.get(op.results[0]) if inserted else ALL)
 
 
 def _demand_reduce(plan: Plan, op: Any) -> None:
-    axis = list(op.attributes["dimensions"])[0]
+    axis = next(iter(op.attributes["dimensions"]))
     _ask(plan, op.operands[0], plan.demand.get(op.results[0]) if axis else ALL)
 
 
@@ -187,12 +189,34 @@ def _demand_for(plan: Plan, op: Any) -> None:
     while True:
         before = [plan.demand.get(s) for s in slots]
         for slot, value in zip(slots, yields, strict=True):
-            _ask(plan, value, plan.demand.get(slot))
+            plan.demand[slot] = _lasting(plan, slot, op)
+            _ask(plan, value, plan.demand[slot])
         _demand_block(plan, body)
+        for slot in slots:
+            plan.demand[slot] = _lasting(plan, slot, op)
         if before == [plan.demand.get(s) for s in slots]:
             break
     for slot, start in zip(slots, list(op.operands)[3:], strict=True):
         _ask(plan, start, plan.demand.get(slot))
+
+
+def _lasting(plan: Plan, slot: Any, op: Any) -> Demand:
+    """The demand of a carried tile; rows counted inside the loop differ from turn to turn, so they stand for all."""
+    demand = plan.demand.get(slot)
+    if isinstance(demand, Rows) and any(v is not None and _is_inside(v, op) for v in (demand.bound, demand.start)):
+        return ALL
+    return demand
+
+
+def _is_inside(value: Any, op: Any) -> bool:
+    block = value.owner if isinstance(value.owner, ir.Block) else value.owner.operation.block
+    while True:
+        parent = block.owner.operation
+        if parent == op:
+            return True
+        if parent.name == "func.func":
+            return False
+        block = parent.block
 
 
 def _demand_if(plan: Plan, op: Any) -> None:
@@ -228,7 +252,7 @@ def _repeats(op: Any) -> int:
     """How often an element of the operand is computed for one traversal of the result."""
     if op.name != "linalg.broadcast":
         return 1
-    shape, axis = _shape(op.results[0]), list(op.attributes["dimensions"])[0]
+    shape, axis = _shape(op.results[0]), next(iter(op.attributes["dimensions"]))
     return shape[axis] if axis < len(shape) - 1 else 1
 
 
@@ -296,7 +320,7 @@ def _reaches_too_far(plan: Plan, op: Any) -> bool:
     if op.name == "tile.load":
         own = rows_of_box(op.opview, _shape(result))
     elif op.name == "tile.gather" and list(op.opview.valid):
-        own = Rows(list(op.opview.valid)[0], None, _shape(result)[0])
+        own = Rows(next(iter(op.opview.valid)), None, _shape(result)[0])
     else:
         return False
     return own != ALL and plan.demand.get(result) != own

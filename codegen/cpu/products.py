@@ -1,10 +1,10 @@
 """Tile products: register blocks of `vector.fma`, one code for every row count.
 
-Each element of the result is one chain: its start, then k = 0, 1, 2, ... fused in order (A B), or lane sums over k in a fixed order (A B^T).
-So the bits of a row depend neither on how many rows there are nor on where it stands.
+Each element of the result is one chain: its start, then k = 0, 1, 2, ... fused in order (A B), or lane sums over k in a fixed order (A
+B^T). So the bits of a row depend neither on how many rows there are nor on where it stands.
 
-A is held as f32 rows on the stack; B is decoded once into a panel [K, 16] that all row blocks reuse. With one row, B goes from memory through
-registers into four accumulators and no panel is written.
+A is held as f32 rows on the stack; B is decoded once into a panel [K, 16] that all row blocks reuse. With one row, B goes from memory
+through registers into four accumulators and no panel is written.
 """
 
 from collections.abc import Callable, Sequence
@@ -82,7 +82,10 @@ def multiply(e: Emitter, product: Product) -> None:
     if product.rows is None:
         _panels(e, product, m)
         return
-    for predicate, form in ((arith.CmpIPredicate.eq, _single_row), (arith.CmpIPredicate.ugt, lambda e, p: _panels(e, p, p.rows))):
+    for predicate, form in (
+        (arith.CmpIPredicate.eq, _single_row),
+        (arith.CmpIPredicate.ugt, lambda e, p: _panels(e, p, p.rows)),
+    ):
         with e.here():
             condition = arith.cmpi(predicate, product.rows, e.constant("index", 1))
         with e.branch(condition):
@@ -158,12 +161,9 @@ def _last_whole(e: Emitter, first: Any, rows: Any, height: int) -> Any:
 def _block(e: Emitter, product: Product, panel: Stored, row: Index, column: Index, width: int, height: int) -> None:
     lines = [row + r for r in range(height)]
     starts = [_start(e, product, line, column, width) for line in lines]
-    with e.loop(0, product.k, 1, product.k, starts) as loop:
-        with e.nest():
-            right = evaluate(e, panel, (loop.counter, number(0)), LANES)
-            loop.yielded = [
-                _step(e, product.a, line, loop.counter, right, acc) for line, acc in zip(lines, loop.carried, strict=True)
-            ]
+    with e.loop(0, product.k, 1, product.k, starts) as loop, e.nest():
+        right = evaluate(e, panel, (loop.counter, number(0)), LANES)
+        loop.yielded = [_step(e, product.a, line, loop.counter, right, acc) for line, acc in zip(lines, loop.carried, strict=True)]
     for line, value in zip(lines, loop.results, strict=True):
         _finish(e, product, line, column, width, value)
 
@@ -266,14 +266,13 @@ def _lane_rows(e: Emitter, product: Product, right: Stored, column: Index, width
 def _lane_block(e: Emitter, product: Product, right: Stored, lines: list[Index], columns: list[Index]) -> None:
     count = right.shape[1] // _K_LANES
     starts = [e.constant("f32", 0.0, _K_LANES)] * (len(lines) * len(columns))
-    with e.loop(0, count, 1, count, starts) as loop:
-        with e.nest():
-            k = loop.counter * _K_LANES
-            left = [evaluate(e, product.a, (line, k), _K_LANES) for line in lines]
-            across = [evaluate(e, right, (c, k), _K_LANES) for c in columns]
-            pairs = [(x, y) for x in left for y in across]
-            with e.here():
-                loop.yielded = [create("math.fma", x.type, x, y, acc) for (x, y), acc in zip(pairs, loop.carried, strict=True)]
+    with e.loop(0, count, 1, count, starts) as loop, e.nest():
+        k = loop.counter * _K_LANES
+        left = [evaluate(e, product.a, (line, k), _K_LANES) for line in lines]
+        across = [evaluate(e, right, (c, k), _K_LANES) for c in columns]
+        pairs = [(x, y) for x in left for y in across]
+        with e.here():
+            loop.yielded = [create("math.fma", x.type, x, y, acc) for (x, y), acc in zip(pairs, loop.carried, strict=True)]
     for i, line in enumerate(lines):
         _lane_finish(e, product, (line, columns[0]), loop.results[i * len(columns) : (i + 1) * len(columns)])
 

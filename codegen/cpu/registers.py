@@ -115,7 +115,8 @@ class Registers:
     def f32_to_e4m3(self, value: Any) -> Any:
         """Nearest, ties to even, for |value| below 464; NaN becomes the NaN code.
 
-        From 2^-6 on: half an ulp less one plus the kept bit is added, and 127 rebiased to 7. Below: adding 2^14 rounds to multiples of 2^-9.
+        From 2^-6 on: half an ulp less one plus the kept bit is added, and 127 rebiased to 7. Below: adding 2^14 rounds to multiples of
+        2^-9.
         """
         bits = self.convert("bitcast", value, "i32")
         sign = self.binary("andi", self.shift("shrui", bits, "i32", 24), self.constant("i32", 0x80))

@@ -7,7 +7,7 @@ order of sums never depends on the batch. A reduction step (`block_k`) is part o
 from collections.abc import Callable, Mapping
 
 from tapeout.codegen.kernel import Request, Schedule, width
-from tapeout.codegen.row_values import columns_of
+from tapeout.codegen.row_values import columns_of, scale_group
 from tapeout.dialects.types import Tensor
 
 Row = Schedule | Callable[[Request], Schedule]
@@ -29,12 +29,6 @@ def divisor(n: int, limit: int, multiple: int = 1) -> int:
     return found if found * 8 >= min(n, limit) else n
 
 
-def _multiple(request: Request) -> int:
-    """Columns that a block of a row-wise kernel must hold whole: a scale group where a value is block scaled."""
-    views = [v for v in (*request.operands, *request.results) if isinstance(v, Tensor)]
-    return SCALE_GROUP if any(v.number.scaling is not None for v in views) else 1
-
-
 def _row_blocks(columns: int, multiple: int, limit: int = TILE_COLUMNS) -> Schedule:
     block = divisor(columns, limit, multiple)
     return {"block_rows": max(1, TILE_ELEMENTS // 2 // block), "block_columns": block}
@@ -42,12 +36,12 @@ def _row_blocks(columns: int, multiple: int, limit: int = TILE_COLUMNS) -> Sched
 
 def _rows(request: Request) -> Schedule:
     """Row blocks of the last axis of the first operand."""
-    return _row_blocks(width(request.operands[0]), _multiple(request))
+    return _row_blocks(width(request.operands[0]), scale_group(request))
 
 
 def _streams(request: Request) -> Schedule:
     """Column blocks of rows of S streams: one row at a time."""
-    return {"block_columns": divisor(width(request.operands[0]), TILE_COLUMNS, _multiple(request))}
+    return {"block_columns": divisor(width(request.operands[0]), TILE_COLUMNS, scale_group(request))}
 
 
 def _linear(request: Request) -> Schedule:

@@ -1,8 +1,9 @@
 """Tile values before they are anywhere: each knows how to produce consecutive elements of itself in a register.
 
-`evaluate(emitter, tile, at, lanes)` gives `lanes` elements in row-major order from multi-index `at`, either inside the last axis or, where the last
-axis is shorter than the register, over whole trailing axes (then `at` starts them). Loads, arithmetic, broadcasts and reshapes stay like this
-until a nest stores, reduces or multiplies them; only then is code made, each part at the loop depth that its index needs.
+`evaluate(emitter, tile, at, lanes)` gives `lanes` elements in row-major order from multi-index `at`, either inside the last axis or,
+where the last axis is shorter than the register, over whole trailing axes (then `at` starts them). Loads, arithmetic, broadcasts and
+reshapes stay like this until a nest stores, reduces or multiplies them; only then is code made, each part at the loop depth that its
+index needs.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,7 +52,7 @@ def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def lane_offsets(shape: Sequence[int], lanes: int) -> list[tuple[int, ...]]:
-    """Multi-index of each lane relative to the first: along the last axis, carrying into earlier axes where it is shorter than the register."""
+    """Multi-index of each lane relative to the first: along the last axis, carrying into earlier ones where it is the shorter."""
     if not shape:
         return [()]
     out = []
@@ -67,9 +68,7 @@ def lane_offsets(shape: Sequence[int], lanes: int) -> list[tuple[int, ...]]:
 
 
 def _one_by_one(e: Emitter, tile: Tile, at: At, lanes: int) -> Any:
-    scalars = [
-        evaluate(e, tile, tuple(i + o for i, o in zip(at, offset, strict=True)), 1) for offset in lane_offsets(tile.shape, lanes)
-    ]
+    scalars = [evaluate(e, tile, tuple(i + o for i, o in zip(at, offset, strict=True)), 1) for offset in lane_offsets(tile.shape, lanes)]
     with e.at(max([e.base, *(i.depth for i in at)])):
         return Registers(e, lanes).from_elements(scalars)
 
@@ -301,7 +300,7 @@ class Transposed(Tile):
 
 
 def grains_of(shape: Sequence[int]) -> frozenset[int]:
-    """The trailing extents that a vector of up to 16 lanes could straddle: products of the last axes, up to the first that is long enough."""
+    """The trailing extents that a vector of up to 16 lanes could straddle: products of last axes, up to the first long enough."""
     products, total = set(), 1
     for extent in reversed(shape):
         total *= extent

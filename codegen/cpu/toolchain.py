@@ -1,7 +1,7 @@
 """From a kernel module to machine code: standard lowering to LLVM, an object file for a fixed CPU, a shared library.
 
-Same module and CPU, same bytes: the target's features stand on every function, so the host does not matter. The linker is the only outside tool;
-libraries need nothing but the C library's memory functions, which every process has.
+Same module and CPU, same bytes: the target's features stand on every function, so the host does not matter. The linker is the only
+outside tool; libraries need nothing but the C library's memory functions, which every process has.
 """
 
 import subprocess
@@ -62,7 +62,9 @@ def _refuse_leftovers(module: ir.Module, name: str) -> None:
 
     module.operation.walk(visit)
     if foreign:
-        raise ToolchainError(f"kernel {name} still holds {', '.join(sorted(foreign))} after lowering to LLVM; this is a fault of the compiler")
+        raise ToolchainError(
+            f"kernel {name} still holds {', '.join(sorted(foreign))} after lowering to LLVM; this is a fault of the compiler"
+        )
 
 
 def _pin_features(module: ir.Module, target: Cpu) -> None:
@@ -106,7 +108,17 @@ def link(objects: Mapping[str, bytes], path: Path) -> None:
 
 
 def _run_linker(arguments: list[str]) -> None:
-    command = ["cc", "-shared", "-nostdlib", "-Wl,--build-id=none", "-Wl,--gc-sections", "-Wl,--hash-style=gnu", "-Wl,-z,noexecstack", "-Wl,-s", *arguments]
+    command = [
+        "cc",
+        "-shared",
+        "-nostdlib",
+        "-Wl,--build-id=none",
+        "-Wl,--gc-sections",
+        "-Wl,--hash-style=gnu",
+        "-Wl,-z,noexecstack",
+        "-Wl,-s",
+        *arguments,
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:

@@ -8,7 +8,7 @@ from typing import Any
 from tapeout.codegen import tile_builder as t
 from tapeout.codegen.kernel import Kernel, Layout, Request, Schedule, Workspace, family, width
 from tapeout.codegen.kernels.linear import padded, weight_layout
-from tapeout.codegen.row_values import Bound, Rows, bind, by, columns_of, row_count
+from tapeout.codegen.row_values import Bound, Rows, bind, block, by, columns_of, row_count, scale_group
 from tapeout.dialects.format import FP4_WEIGHT, FP32, Q8
 from tapeout.dialects.types import Tensor
 
@@ -32,7 +32,7 @@ def expert_gate(request: Request, schedule: Schedule) -> Kernel:
     view = request.operands[1]
     assert isinstance(view, Tensor)
     (experts, k), panel = view.sized(0), schedule["panel"]
-    columns, block_rows, block_k = padded(experts, panel), schedule["block_rows"], schedule["block_k"]
+    columns, block_rows, block_k = padded(experts, panel), schedule["block_rows"], block(schedule, "block_k", k)
 
     def body(*buffers: Value) -> None:
         b = bind(request, buffers)
@@ -83,35 +83,35 @@ def dispatch(request: Request, schedule: Schedule) -> Kernel:
     Each instance counts the pairs before its experts, then lists each one's pairs in order: no instance waits for another.
     """
     k, experts = columns_of(request.operands[0]), request["experts"]
-    block, pairs_block = schedule["block_experts"], schedule["block_pairs"]
+    some, pairs_block = schedule["block_experts"], schedule["block_pairs"]
 
     def body(*buffers: Value) -> None:
         b = bind(request, buffers)
         chosen, (order, places, offsets) = b.operands[0].folded(1), b.results
-        pairs, first = t.mul(b.rows, k), t.mul(t.program_id(0), block)
+        pairs, first = t.mul(b.rows, k), t.mul(t.program_id(0), some)
 
         def load(at: Value) -> tuple[Value, Value]:
             valid = t.less(t.iota(pairs_block), t.splat(t.sub(pairs, at), [pairs_block]))
             return chosen.table(pairs, at, pairs_block), valid
 
-        before = _counted_before(load, pairs, first, block, pairs_block)
+        before = _counted_before(load, pairs, first, some, pairs_block)
         t.View(offsets.values, [experts + 1]).store([first], before, experts + 1)
-        last = t.minimum(t.add(first, block), experts)
+        last = t.minimum(t.add(first, some), experts)
         t.loop(first, last, 1, [], lambda e: _list_pairs(load, order, places, offsets, pairs, e, pairs_block))
 
-    return Kernel(body, lambda *b: [-(-(experts + 1) // block)], "pairs ascending")
+    return Kernel(body, lambda *b: [-(-(experts + 1) // some)], "pairs ascending")
 
 
-def _counted_before(load: Any, pairs: Value, first: Value, block: int, pairs_block: int) -> Value:
-    """How many pairs chose an expert below first + i, [block] i32."""
-    number = t.broadcast(t.add(t.iota(block), t.splat(first, [block])), 1, pairs_block)
+def _counted_before(load: Any, pairs: Value, first: Value, some: int, pairs_block: int) -> Value:
+    """How many pairs chose an expert below first + i, [some] i32."""
+    number = t.broadcast(t.add(t.iota(some), t.splat(first, [some])), 1, pairs_block)
 
     def step(at: Value, counts: Value) -> list[Value]:
         ids, valid = load(at)
-        below = t.bit_and(t.less(t.broadcast(ids, 0, block), number), t.broadcast(valid, 0, block))
+        below = t.bit_and(t.less(t.broadcast(ids, 0, some), number), t.broadcast(valid, 0, some))
         return [t.add(counts, t.reduce(t.cast(below, "i32"), "add", 1))]
 
-    (counts,) = t.loop(0, pairs, pairs_block, [t.full([block], 0, "i32")], step)
+    (counts,) = t.loop(0, pairs, pairs_block, [t.full([some], 0, "i32")], step)
     return counts
 
 
@@ -156,20 +156,21 @@ def expert_linear(request: Request, schedule: Schedule) -> Kernel:
     view = request.operands[1]
     assert isinstance(view, Tensor)
     experts, n, _ = view.sized(0)
-    choices, gathered, block_n, block_m = columns_of(request.operands[2]), request["gathered"], schedule["block_n"], schedule["block_m"]
+    choices, gathered, block_m = columns_of(request.operands[2]), request["gathered"], schedule["block_m"]
+    block_n = block(schedule, "block_n", n, schedule["panel"] or 1)
 
     def body(*buffers: Value) -> None:
         b = bind(request, buffers)
-        expert, block = t.program_id(0), t.program_id(1)
+        expert, part = t.program_id(0), t.program_id(1)
         first, end = t.scalar(b.operands[3].values, expert), t.scalar(b.operands[3].values, t.add(expert, 1))
-        base = t.mul(block, t.mul(b.rows, choices))
+        base = t.mul(part, t.mul(b.rows, choices))
 
         def rows(m0: Value) -> None:
             if gathered:
                 numbers = t.quotient(t.View(b.operands[2].values, [end]).load([m0], [block_m]), choices)
                 t.View(b.workspaces[0], [t.add(base, end)]).store([t.add(base, m0)], numbers)
-            acc = _expert_block(request, schedule, b, expert, t.mul(block, block_n), m0, end, base)
-            b.results[0].folded(n).store(end, [m0, t.mul(block, block_n)], acc)
+            acc = _expert_block(request, schedule, b, expert, t.mul(part, block_n), m0, end, base)
+            b.results[0].folded(n).store(end, [m0, t.mul(part, block_n)], acc)
 
         t.loop(first, end, block_m, [], rows)
 
@@ -216,7 +217,8 @@ def swiglu(request: Request, schedule: Schedule) -> Kernel:
     fused, columns = request.op.startswith("nn.fused"), width(request.operands[0])
     limit = request.of("moe.swiglu")["limit"] if fused else request["limit"]
     routed = len([v for v in request.operands if v is not None]) == 4
-    block_rows, block, each = schedule["block_rows"], schedule["block_columns"], columns_of(request.operands[0]) // columns
+    block_rows, each = schedule["block_rows"], columns_of(request.operands[0]) // columns
+    size = block(schedule, "block_columns", columns, scale_group(request))
 
     def body(*buffers: Value) -> None:
         b = bind(request, buffers)
@@ -228,12 +230,12 @@ def swiglu(request: Request, schedule: Schedule) -> Kernel:
             factor = t.cast(t.merge_last(t.gather(weights.values, order.values, row, block_rows, 1, valid=t.sub(rows, row))), "f32")
 
         def step(column: Value) -> None:
-            g, u = (v.load(rows, [row, column], [block_rows, block]) for v in (gate, up))
+            g, u = (v.load(rows, [row, column], [block_rows, size]) for v in (gate, up))
             y = t.mul(t.silu(t.minimum(g, limit)), t.clamp(u, -limit, limit))
-            y = y if factor is None else t.mul(y, t.broadcast(factor, 1, block))
+            y = y if factor is None else t.mul(y, t.broadcast(factor, 1, size))
             result.store(rows, [row, column], t.round_bf16(y) if fused else y)
 
-        t.loop(0, columns, block, [], step)
+        t.loop(0, columns, size, [], step)
 
     return Kernel(body, lambda *b: [t.ceil_div(t.mul(row_count(b), each), block_rows)], "no sums")
 
@@ -241,17 +243,18 @@ def swiglu(request: Request, schedule: Schedule) -> Kernel:
 @family("moe.combine")
 def combine(request: Request, schedule: Schedule) -> Kernel:
     """Sum of a row's sorted outputs [?, k, H] by rank, the shared expert's [?, H] last, one rounding. Grid: rows (model spec 5)."""
-    k, columns, block = columns_of(request.operands[1]), width(request.operands[0]), schedule["block_columns"]
+    k, columns = columns_of(request.operands[1]), width(request.operands[0])
+    size = block(schedule, "block_columns", columns)
 
     def body(*buffers: Value) -> None:
         b = bind(request, buffers)
         (y, places, shared), row = b.operands, t.program_id(0)
 
         def step(column: Value) -> None:
-            found = t.gather(y.values, places.values, t.mul(row, k), k, block, row_stride=columns, column=column)
+            found = t.gather(y.values, places.values, t.mul(row, k), k, size, row_stride=columns, column=column)
             routed = t.broadcast(t.reduce(t.cast(found, "f32"), "add", 0), 0, 1)
-            b.results[0].store(b.rows, [row, column], t.add(routed, shared.load(b.rows, [row, column], [1, block])))
+            b.results[0].store(b.rows, [row, column], t.add(routed, shared.load(b.rows, [row, column], [1, size])))
 
-        t.loop(0, columns, block, [], step)
+        t.loop(0, columns, size, [], step)
 
     return Kernel(body, lambda *b: [row_count(b)], "choices by rank, shared expert last")

@@ -9,7 +9,7 @@ from typing import Any
 
 from tapeout.codegen import tile_builder as t
 from tapeout.codegen.kernel import Kernel, KernelError, Layout, Request, Schedule, family
-from tapeout.codegen.row_values import Rows, bind, by, kind, row_count
+from tapeout.codegen.row_values import Rows, bind, block, by, kind, row_count
 from tapeout.dialects.format import FP8_WEIGHT, Q8, Number
 from tapeout.dialects.types import Tensor
 
@@ -56,21 +56,24 @@ def linear(request: Request, schedule: Schedule) -> Kernel:
     assert isinstance(view, Tensor)
     n, k = view.sized(0)
     groups, width = request["groups"], n // request["groups"]
-    block_m, block_n, block_k = schedule["block_m"], schedule["block_n"], schedule["block_k"]
+    block_m, block_n, panel = schedule["block_m"], schedule["block_n"], schedule["panel"]
+    block_k = block(schedule, "block_k", k, SCALE_GROUP if number_of(request, 1).scaling else 1)
+    if panel:
+        block(schedule, "block_n", width, panel)
     blocks = -(-width // block_n)
 
     def body(*buffers: Value) -> None:
         b = bind(request, buffers)
         x, weight = b.operands
-        block, m0 = t.program_id(0), t.mul(t.program_id(1), block_m)
-        group = t.quotient(block, blocks)
-        n0 = t.add(t.mul(group, width), t.minimum(t.mul(t.remainder(block, blocks), block_n), width - block_n))
+        place, m0 = t.program_id(0), t.mul(t.program_id(1), block_m)
+        group = t.quotient(place, blocks)
+        n0 = t.add(t.mul(group, width), t.minimum(t.mul(t.remainder(place, blocks), block_n), width - block_n))
         column = t.mul(group, k)
         product = _product(x, weight, b.rows, (n, k), schedule)
         (acc,) = t.loop(0, k, block_k, [t.full([block_m, block_n], 0.0)], lambda k0, acc: [product(m0, t.add(column, k0), k0, n0, acc)])
         b.results[0].store(b.rows, [m0, n0], acc)
 
-    layout = weight_layout((n, k), number_of(request, 1), number_of(request, 0) == Q8, schedule["panel"])
+    layout = weight_layout((n, k), number_of(request, 1), number_of(request, 0) == Q8, panel)
     return Kernel(body, lambda *b: [groups * blocks, t.ceil_div(row_count(b), block_m)],
                   f"column: sum over k in blocks of {block_k}, ascending", {1: layout})
 

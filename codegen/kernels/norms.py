@@ -9,21 +9,21 @@ from typing import Any
 from tapeout.codegen import tile_builder as t
 from tapeout.codegen.kernel import Kernel, Request, Schedule, family, width
 from tapeout.codegen.kernels.rope import angles, cannot_rotate, rotated, rotated_columns
-from tapeout.codegen.row_values import Rows, bind, row_count
+from tapeout.codegen.row_values import Rows, bind, block, row_count, scale_group
 from tapeout.dialects.types import Tensor
 
 Value = Any
 ORDER = "row: sum of squares over column blocks of {block_columns}, ascending"
 
 
-def inverse_root(load: Callable[[Value], Value], n: int, rows: int, block: int, epsilon: float) -> Value:
-    """(mean of squares + epsilon)^(-1/2) of `rows` rows of n columns, [rows]; `load(column)` is an f32 tile [rows, block]."""
+def inverse_root(load: Callable[[Value], Value], n: int, rows: int, columns: int, epsilon: float) -> Value:
+    """(mean of squares + epsilon)^(-1/2) of `rows` rows of n columns, [rows]; `load(column)` is an f32 tile [rows, columns]."""
 
     def step(column: Value, total: Value) -> list[Value]:
         x = load(column)
         return [t.add(total, t.reduce(t.mul(x, x), "add", 1))]
 
-    (total,) = t.loop(0, n, block, [t.full([rows], 0.0)], step)
+    (total,) = t.loop(0, n, columns, [t.full([rows], 0.0)], step)
     return t.rsqrt(t.add(t.mul(total, 1.0 / n), epsilon))
 
 
@@ -44,7 +44,8 @@ def cannot_norm(request: Request) -> str | None:
 @family("nn.rms_norm", "nn.fused:norm_quantize", refuses=cannot_norm)
 def rms_norm(request: Request, schedule: Schedule) -> Kernel:
     """y = weight x (mean(x^2) + epsilon)^(-1/2) of rows [?, n], stored plain, block scaled, or both. Grid: row blocks (model spec 0.1)."""
-    n, block_rows, block = width(request.operands[0]), schedule["block_rows"], schedule["block_columns"]
+    n, block_rows = width(request.operands[0]), schedule["block_rows"]
+    columns = block(schedule, "block_columns", n, scale_group(request))
     fused = request.op.startswith("nn.fused")
     epsilon = request.of("nn.rms_norm")["epsilon"] if fused else request["epsilon"]
 
@@ -54,16 +55,16 @@ def rms_norm(request: Request, schedule: Schedule) -> Kernel:
         row = t.mul(t.program_id(0), block_rows)
 
         def load(column: Value) -> Value:
-            return x.load(b.rows, [row, column], [block_rows, block])
+            return x.load(b.rows, [row, column], [block_rows, columns])
 
-        factor = inverse_root(load, n, block_rows, block, epsilon)
+        factor = inverse_root(load, n, block_rows, columns, epsilon)
 
         def step(column: Value) -> None:
-            y = scaled(load(column), factor, weight.vector(n, column, block))
+            y = scaled(load(column), factor, weight.vector(n, column, columns))
             for result in b.results:
                 result.store(b.rows, [row, column], t.round_bf16(y) if fused else y)
 
-        t.loop(0, n, block, [], step)
+        t.loop(0, n, columns, [], step)
 
     return Kernel(body, lambda *b: [t.ceil_div(row_count(b), block_rows)], ORDER.format(**schedule))
 
@@ -75,15 +76,16 @@ def _cannot_norm_rope(request: Request) -> str | None:
 @family("nn.fused:norm_rope_quantize", refuses=_cannot_norm_rope)
 def norm_rope_quantize(request: Request, schedule: Schedule) -> Kernel:
     """Norm [?, heads*width], rotation of each head's last columns, quantization, each rounding kept. Grid: rows (model spec 4.1, 4.5)."""
-    rope, block = request.of("nn.rope"), schedule["block_columns"]
+    rope = request.of("nn.rope")
     heads, columns, turned = rope["heads"], rope["width"], rotated_columns(request.operands[3])
     n, epsilon = heads * columns, request.of("nn.rms_norm")["epsilon"]
+    size = block(schedule, "block_columns", n)
 
     def body(*buffers: Value) -> None:
         b = bind(request, buffers)
         x, weight, positions, table = b.operands
         row = t.program_id(0)
-        factor = inverse_root(lambda c: x.load(b.rows, [row, c], [1, block]), n, 1, block, epsilon)
+        factor = inverse_root(lambda c: x.load(b.rows, [row, c], [1, size]), n, 1, size, epsilon)
         cos, sin = angles(table, positions, b.rows, row, turned, rope["offset"])
 
         def normed(first: Value, count: int) -> Value:

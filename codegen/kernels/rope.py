@@ -8,7 +8,7 @@ from typing import Any
 
 from tapeout.codegen import tile_builder as t
 from tapeout.codegen.kernel import Kernel, Request, Schedule, family, width
-from tapeout.codegen.row_values import Rows, bind, row_count
+from tapeout.codegen.row_values import Rows, bind, block, row_count, scale_group
 from tapeout.dialects.types import Tensor, View
 
 Value = Any
@@ -60,7 +60,8 @@ def _rope_of(request: Request) -> dict[str, Any]:
 @family("nn.rope", "nn.fused:rope_quantize", refuses=_cannot_rope)
 def rope(request: Request, schedule: Schedule) -> Kernel:
     """Heads of rows [?, heads*width] rotated, then rounded to BF16 and quantized where fused. Grid: rows x head blocks (model spec 4.2)."""
-    settings, block_heads, fused = _rope_of(request), schedule["block_heads"], request.op.startswith("nn.fused")
+    settings, fused = _rope_of(request), request.op.startswith("nn.fused")
+    block_heads = block(schedule, "block_heads", settings["heads"])
     heads, columns, turned = settings["heads"], settings["width"], rotated_columns(request.operands[2])
 
     def body(*buffers: Value) -> None:
@@ -89,15 +90,16 @@ def _cannot_quantize(request: Request) -> str | None:
 @family("nn.quantize", refuses=_cannot_quantize)
 def quantize(request: Request, schedule: Schedule) -> Kernel:
     """BF16 rows [?, n] to codes and scales. Grid: row blocks (model spec 9.3, 9.4)."""
-    n, block_rows, block = width(request.operands[0]), schedule["block_rows"], schedule["block_columns"]
+    n, block_rows = width(request.operands[0]), schedule["block_rows"]
+    columns = block(schedule, "block_columns", n, scale_group(request))
 
     def body(*buffers: Value) -> None:
         b = bind(request, buffers)
         row = t.mul(t.program_id(0), block_rows)
 
         def step(column: Value) -> None:
-            b.results[0].store(b.rows, [row, column], b.operands[0].load(b.rows, [row, column], [block_rows, block]))
+            b.results[0].store(b.rows, [row, column], b.operands[0].load(b.rows, [row, column], [block_rows, columns]))
 
-        t.loop(0, n, block, [], step)
+        t.loop(0, n, columns, [], step)
 
     return Kernel(body, lambda *b: [t.ceil_div(row_count(b), block_rows)], "no sums")

@@ -6,9 +6,11 @@ X [?, S, H] is read one row at a time, all streams of a block of columns togethe
 from typing import Any
 
 from tapeout.codegen import tile_builder as t
-from tapeout.codegen.kernel import Kernel, Layout, Request, Schedule, Workspace, family, width
+from tapeout.codegen.kernel import Kernel, Request, Schedule, Workspace, family, width
+from tapeout.codegen.kernels.linear import number_of, weight_layout
+from tapeout.codegen.kernels.linear import padded as whole_panels
 from tapeout.codegen.kernels.norms import ORDER, inverse_root, scaled
-from tapeout.codegen.row_values import Rows, bind, row_count
+from tapeout.codegen.row_values import Rows, bind, block, row_count, scale_group
 from tapeout.dialects.types import Tensor
 
 Value = Any
@@ -22,15 +24,15 @@ def stream_shape(request: Request) -> tuple[int, int]:
     return streams, columns
 
 
-def stream_block(x: Rows, row: Value, streams: int, column: Value, block: int) -> Value:
-    """Columns [column, column + block) of all streams of a row, f32 [streams, block]."""
-    return x.load(None, [t.mul(row, streams), column], [streams, block])
+def stream_block(x: Rows, row: Value, streams: int, column: Value, size: int) -> Value:
+    """Columns [column, column + size) of all streams of a row, f32 [streams, size]."""
+    return x.load(None, [t.mul(row, streams), column], [streams, size])
 
 
-def _collapsed(x: Rows, premix: Value, row: Value, column: Value, block: int) -> Value:
-    """sum_i a_i X_i, f32 [1, block]."""
+def _collapsed(x: Rows, premix: Value, row: Value, column: Value, size: int) -> Value:
+    """sum_i a_i X_i, f32 [1, size]."""
     streams = t.shape_of(premix)[0]
-    weighed = t.mul(stream_block(x, row, streams, column, block), t.broadcast(premix, 1, block))
+    weighed = t.mul(stream_block(x, row, streams, column, size), t.broadcast(premix, 1, size))
     return t.broadcast(t.reduce(weighed, "add", 0), 0, 1)
 
 
@@ -42,7 +44,8 @@ def own(x: Rows, row: Value, count: int) -> Value:
 @family("mhc.start")
 def start(request: Request, schedule: Schedule) -> Kernel:
     """x [?, H] copied to every stream of X, pre-mix (1, 0, ..). Grid: rows (model spec 3.1)."""
-    streams, columns, block = request["streams"], width(request.operands[0]), schedule["block_columns"]
+    streams, columns = request["streams"], width(request.operands[0])
+    size = block(schedule, "block_columns", columns)
 
     def body(*buffers: Value) -> None:
         b = bind(request, buffers)
@@ -50,9 +53,9 @@ def start(request: Request, schedule: Schedule) -> Kernel:
         out = out.folded(columns)
 
         def step(column: Value) -> None:
-            out.store(None, [t.mul(row, streams), column], t.broadcast(x.line(row, column, block), 0, streams))
+            out.store(None, [t.mul(row, streams), column], t.broadcast(x.line(row, column, size), 0, streams))
 
-        t.loop(0, columns, block, [], step)
+        t.loop(0, columns, size, [], step)
         first = t.cast(t.equal(t.iota(streams), 0), "f32")
         premix.store(None, [row, 0], t.broadcast(first, 0, 1))
 
@@ -62,12 +65,13 @@ def start(request: Request, schedule: Schedule) -> Kernel:
 @family("mhc.collapse")
 def collapse(request: Request, schedule: Schedule) -> Kernel:
     """z = sum_i a_i X_i of X [?, S, H], a [?, S]. Grid: rows (model spec 3.3)."""
-    (streams, columns), block = stream_shape(request), schedule["block_columns"]
+    streams, columns = stream_shape(request)
+    size = block(schedule, "block_columns", columns)
 
     def body(*buffers: Value) -> None:
         b = bind(request, buffers)
         x, premix, row = b.operands[0].folded(columns), own(b.operands[1], t.program_id(0), streams), t.program_id(0)
-        t.loop(0, columns, block, [], lambda c: b.results[0].store(b.rows, [row, c], _collapsed(x, premix, row, c, block)))
+        t.loop(0, columns, size, [], lambda c: b.results[0].store(b.rows, [row, c], _collapsed(x, premix, row, c, size)))
 
     return Kernel(body, lambda *b: [row_count(b)], "streams: ascending")
 
@@ -75,7 +79,8 @@ def collapse(request: Request, schedule: Schedule) -> Kernel:
 @family("nn.fused:collapse_norm", "nn.fused:collapse_norm_quantize")
 def collapse_norm(request: Request, schedule: Schedule) -> Kernel:
     """Collapse of X [?, S, H], its norm, and the norm's quantization where asked for; each rounded to BF16. Grid: rows (model spec 3.3)."""
-    (streams, columns), block = stream_shape(request), schedule["block_columns"]
+    streams, columns = stream_shape(request)
+    size = block(schedule, "block_columns", columns, scale_group(request))
     epsilon = request.of("nn.rms_norm")["epsilon"]
 
     def body(*buffers: Value) -> None:
@@ -84,16 +89,16 @@ def collapse_norm(request: Request, schedule: Schedule) -> Kernel:
         premix = own(b.operands[1], row, streams)
 
         def load(column: Value) -> Value:
-            return t.round_bf16(_collapsed(x, premix, row, column, block))
+            return t.round_bf16(_collapsed(x, premix, row, column, size))
 
-        factor = inverse_root(load, columns, 1, block, epsilon)
+        factor = inverse_root(load, columns, 1, size, epsilon)
 
         def step(column: Value) -> None:
-            y = t.round_bf16(scaled(load(column), factor, weight.vector(columns, column, block)))
+            y = t.round_bf16(scaled(load(column), factor, weight.vector(columns, column, size)))
             for result in b.results:
                 result.store(b.rows, [row, column], y)
 
-        t.loop(0, columns, block, [], step)
+        t.loop(0, columns, size, [], step)
 
     return Kernel(body, lambda *b: [row_count(b)], f"streams: ascending; {ORDER.format(**schedule)}")
 
@@ -101,7 +106,8 @@ def collapse_norm(request: Request, schedule: Schedule) -> Kernel:
 @family("mhc.expand")
 def expand(request: Request, schedule: Schedule) -> Kernel:
     """X'_j = post_j y + sum_i comb_ij X_i. X [?, S, H], y [?, H], post [?, S], comb [?, S, S]. Grid: rows (model spec 3.3)."""
-    (streams, columns), block = stream_shape(request), schedule["block_columns"]
+    streams, columns = stream_shape(request)
+    size = block(schedule, "block_columns", columns)
 
     def body(*buffers: Value) -> None:
         b = bind(request, buffers)
@@ -111,12 +117,12 @@ def expand(request: Request, schedule: Schedule) -> Kernel:
         mixes = [own(comb.folded(streams), t.add(t.mul(row, streams), i), streams) for i in range(streams)]
 
         def step(column: Value) -> None:
-            total = _outer(factor, y.line(row, column, block))
+            total = _outer(factor, y.line(row, column, size))
             for i, mix in enumerate(mixes):
-                total = t.add(total, _outer(mix, x.line(t.add(t.mul(row, streams), i), column, block)))
+                total = t.add(total, _outer(mix, x.line(t.add(t.mul(row, streams), i), column, size)))
             out.store(None, [t.mul(row, streams), column], total)
 
-        t.loop(0, columns, block, [], step)
+        t.loop(0, columns, size, [], step)
 
     return Kernel(body, lambda *b: [row_count(b)], "post y first, then streams ascending")
 
@@ -129,17 +135,18 @@ def _outer(a: Value, b: Value) -> Value:
 @family("mhc.mean")
 def mean(request: Request, schedule: Schedule) -> Kernel:
     """The mean of the streams of X [?, S, H]. Grid: rows (model spec 7.1)."""
-    (streams, columns), block = stream_shape(request), schedule["block_columns"]
+    streams, columns = stream_shape(request)
+    size = block(schedule, "block_columns", columns)
 
     def body(*buffers: Value) -> None:
         b = bind(request, buffers)
         x, row = b.operands[0].folded(columns), t.program_id(0)
 
         def step(column: Value) -> None:
-            total = t.reduce(stream_block(x, row, streams, column, block), "add", 0)
+            total = t.reduce(stream_block(x, row, streams, column, size), "add", 0)
             b.results[0].store(b.rows, [row, column], t.broadcast(t.div(total, float(streams)), 0, 1))
 
-        t.loop(0, columns, block, [], step)
+        t.loop(0, columns, size, [], step)
 
     return Kernel(body, lambda *b: [row_count(b)], "streams: ascending")
 
@@ -152,8 +159,8 @@ def mixer(request: Request, schedule: Schedule) -> Kernel:
     """
     streams, columns = stream_shape(request)
     count, k, panel = (2 + streams) * streams, streams * columns, schedule["panel"]
-    padded = -(-count // panel) * panel
-    block_rows, block_k = schedule["block_rows"], schedule["block_k"]
+    padded = whole_panels(count, panel)
+    block_rows, block_k = schedule["block_rows"], block(schedule, "block_k", k)
 
     def body(*buffers: Value) -> None:
         b = bind(request, buffers)
@@ -172,7 +179,7 @@ def mixer(request: Request, schedule: Schedule) -> Kernel:
         t.loop(row, last, 1, [], lambda r: _finish(request, streams, work, base, scale, b.results, r))
 
     return Kernel(body, lambda *b: [t.ceil_div(row_count(b), block_rows)],
-                  f"coefficient: sum over k in blocks of {block_k}, ascending", {1: Layout(("transpose", f"panels:{panel}"))},
+                  f"coefficient: sum over k in blocks of {block_k}, ascending", {1: weight_layout((count, k), number_of(request, 1), False, panel)},
                   (Workspace("f32", lambda rows: rows * padded),))
 
 

@@ -14,6 +14,7 @@ def command(
     target: Annotated[str, typer.Option(help="cpu")] = "cpu",
     max_rows: Annotated[int, typer.Option(help="rows of the largest step")] = 512,
     max_sequences: Annotated[int, typer.Option(help="sequences that run at once")] = 8,
+    max_outputs: Annotated[int, typer.Option(help="rows of a step that may ask for logits")] = 512,
     max_context: Annotated[int, typer.Option(help="tokens of the longest sequence")] = 4096,
     block_tokens: Annotated[int, typer.Option(help="tokens of one cache block")] = 128,
     workspace: Annotated[int, typer.Option(help="MiB that index scoring may use")] = 256,
@@ -36,7 +37,7 @@ def command(
     from tapeout.compiler.tuning import read_tuning
 
     settings = Settings(
-        target=target, max_rows=max_rows, max_sequences=max_sequences, max_context=max_context, block_tokens=block_tokens,
+        target=target, max_rows=max_rows, max_sequences=max_sequences, max_outputs=max_outputs, max_context=max_context, block_tokens=block_tokens,
         workspace_bytes=workspace * MEBIBYTE, cpu=cpu, buckets=parse_buckets(row_buckets), jobs=jobs, dump=dump,
         print_ir_after=tuple(print_ir_after or ()), stop_after=stop_after, check_passes=check_passes, tuned=read_tuning(tuning))
     with report.progress("kernels") as update:

@@ -19,6 +19,7 @@ def command(
     context: Annotated[int, typer.Option(help="tokens of the longest sequence")] = 4096,
     sequences: Annotated[int, typer.Option(help="sequences that run at once")] = 8,
     max_rows: Annotated[int, typer.Option(help="rows of the largest step")] = 512,
+    max_outputs: Annotated[int, typer.Option(help="rows of a step that may ask for logits")] = 512,
     block_tokens: Annotated[int, typer.Option(help="tokens of one cache block")] = 128,
     workspace: Annotated[int, typer.Option(help="MiB that index scoring may use")] = 256,
     allow_unknown_keys: Annotated[bool, typer.Option("--allow-unknown-keys", help="accept configuration keys that are not known")] = False,
@@ -31,7 +32,7 @@ def command(
     from tapeout.models.deepseek_v41.config import load_config
 
     config = load_config(path, allow_unknown_keys=allow_unknown_keys)
-    settings = Settings(target=target, max_rows=max_rows, max_sequences=sequences, max_context=context, block_tokens=block_tokens,
+    settings = Settings(target=target, max_rows=max_rows, max_sequences=sequences, max_outputs=max_outputs, max_context=context, block_tokens=block_tokens,
                         workspace_bytes=workspace * MEBIBYTE)
     planned = plan(config, settings, Watch())
     assert planned is not None, "a plan without stop_after is whole"
@@ -72,7 +73,7 @@ def _exchange(planned: "Planned", settings: "Settings", block: int) -> dict[str,
         for value in (*program.inputs, *program.results):
             count = 1
             for axis in value.shape:
-                count *= axis if isinstance(axis, int) else extent_bound(axis, largest, settings.max_sequences, block)
+                count *= axis if isinstance(axis, int) else extent_bound(axis, largest, settings.max_sequences, settings.outputs, block)
             found[value.name if value.part == "values" else f"{value.name}.{value.part}"] = count * BITS[value.dtype] // 8
     return dict(sorted(found.items()))
 

@@ -118,7 +118,7 @@ def _step(where: str, line: str) -> tuple[Floats, tuple[int, ...], float, int]:
         raise TraceRefused(where, line[:40], "an object with the key confidences")
     confidences = _confidences(f"{where}, confidences", given["confidences"])
     names = given.get("sequences", list(range(len(confidences))))
-    if not isinstance(names, list) or len(names) != len(confidences) or len({str(n) for n in names}) != len(names) or not all(map(_is_whole, names)):
+    if not isinstance(names, list) or not all(map(_is_whole, names)) or not len(names) == len(set(names)) == len(confidences):
         raise TraceRefused(f"{where}, sequences", str(names)[:40], f"{len(confidences)} different whole numbers")
     ms, rows = given.get("ms", float("nan")), given.get("rows", 0)
     if isinstance(ms, bool) or not isinstance(ms, int | float) or ms <= 0 or ms == float("inf"):

@@ -5,8 +5,10 @@ for so that it lands near published figures: agreement is a fit, no evidence. do
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +18,13 @@ from tapeout.runtime.cost import DecodeTable, decode_table, new_fit, observed, s
 from tapeout.runtime.planner import Memory, Rules, survival
 from tapeout.runtime.sim.acceptance import Load, Process, drawn_load
 from tapeout.runtime.sim.errors import ScenarioRefused
+from tapeout.runtime.sim.plot import Series, line_plot
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+MOST_DRAFTS = 50_000_000  # of one run: they are drawn at once
+
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,9 @@ class Scenario:
                 raise ScenarioRefused(name, getattr(self, name), f"{low} to {high}")
         if not self.sequences or not all(1 <= n <= 4096 for n in self.sequences):
             raise ScenarioRefused("sequences", self.sequences, "numbers from 1 to 4096")
+        drafts = self.steps * max(self.sequences) * self.positions
+        if drafts > MOST_DRAFTS:
+            raise ScenarioRefused("steps x sequences x positions", f"{drafts:,}", f"at most {MOST_DRAFTS:,}")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
             raise ScenarioRefused("seeds", self.seeds, "different whole numbers, at least 0")
         if not (self.fixed_ms > 0 and self.row_ms >= 0 and self.variable_ms >= 0):
@@ -55,6 +64,17 @@ class Scenario:
 
 
 PRESETS: dict[str, Scenario] = {"published": Scenario()}
+
+
+
+def scenario_of(preset: str, *, persistence: float | None = None, **given: Any) -> Scenario:
+    """A preset with some fields replaced; what is None stays. Raises ScenarioRefused."""
+    if preset not in PRESETS:
+        raise ScenarioRefused("preset", preset, ", ".join(PRESETS))
+    scenario = PRESETS[preset]
+    process = scenario.process if persistence is None else replace(scenario.process, persistence=persistence)
+    return replace(scenario, process=process, **{name: value for name, value in given.items() if value is not None})
+
 
 Chooser = Callable[[Floats, Floats, Floats], Ints]
 """(budget rates, newest rates, step times) -> rows of each sequence."""
@@ -194,7 +214,7 @@ def recorded_table(load: Load, scenario: Scenario) -> DecodeTable:
 
 @dataclass(frozen=True)
 class Line:
-    """One rule at one concurrency, means over seeds: gain over verifying everything in percent, with its standard error (0 for one seed)."""
+    """One rule at one concurrency, means over seeds: gain over verifying everything in percent, its standard error (0 for one seed)."""
 
     sequences: float
     rule: str
@@ -272,3 +292,26 @@ def published_targets(lines: Sequence[Line], sequences: int = 60) -> list[Target
         Target("accepted length, planned", "peer", "3.20", 3.20 * 0.97, 3.20 * 1.03, peer.accepted),
         Target("gain, percent", "peer", "4 to 7", 4.0, 7.0, peer.gain_percent),
     ]
+
+
+# -- reports
+
+
+def gain_plot(lines: Sequence[Line]) -> str:
+    """Gain over verifying everything against concurrency, a line for each rule, with standard errors: an SVG document."""
+    rules = dict.fromkeys(line.rule for line in lines)
+    series = [Series(rule, tuple((x.sequences, x.gain_percent, x.standard_error) for x in lines if x.rule == rule)) for rule in rules]
+    return line_plot("Throughput against verifying every draft", "concurrent sequences", "gain, percent", series)
+
+
+def as_data(scenario: Scenario, known: dict[str, float], lines: Sequence[Line], targets: Sequence[Target],
+            trace: Path | None) -> dict[str, Any]:
+    """All of a simulation as one JSON object."""
+    return {
+        "trace": None if trace is None else str(trace),
+        "scenario": asdict(scenario),
+        **{name: None if value != value else value for name, value in known.items()},
+        "rules": {name: what for name, (what, _) in RULES.items() if any(line.rule == name for line in lines)},
+        "lines": [asdict(line) for line in lines],
+        "targets": [{**asdict(target), "is_met": target.is_met} for target in targets],
+    }

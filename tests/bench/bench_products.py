@@ -100,7 +100,10 @@ def cases(m: int, n: int, k: int, rng: np.random.Generator) -> dict[str, tuple[A
     packed = rng.integers(-128, 128, (k // 2, n)).astype(np.int8)
     block_m, block_n = min(m, 96), min(n, 256)
     out = {
-        kind: (linear(kind, n, k, block_m, block_n, 256), {"x": x.astype(d), "w": panels(w.astype(d)), "y": y, "counts": counts})
+        kind: (
+            linear(kind, n, k, block_m, block_n, 256),
+            {"x": x.astype(d), "w": panels(w.astype(d)), "y": y, "counts": counts},
+        )
         for kind, d in DTYPES.items()
     }
     scaled = {"x": x.astype(E4M3), "xs": xs, "w": panels(w.astype(E4M3)), "ws": ws, "y": y, "counts": counts}
@@ -133,8 +136,10 @@ def measure(m: int, n: int, k: int, target: Cpu, repeat: int) -> None:
         calls[name] = lambda kernel=kernel, table=table, keep=buffers: kernel.function(table, 0, 1)  # type: ignore[misc]
     found = seconds(calls, repeat)
     speed = {name: 2e-9 * m * n * k / s for name, s in found.items()}
-    print(f"{m:4} x {k} x {n}: numpy {speed['numpy']:6.1f}   " + "   ".join(
-        f"{name} {value:6.1f} ({value / speed['numpy']:.2f}x)" for name, value in speed.items() if name != "numpy"))
+    print(
+        f"{m:4} x {k} x {n}: numpy {speed['numpy']:6.1f}   "
+        + "   ".join(f"{name} {value:6.1f} ({value / speed['numpy']:.2f}x)" for name, value in speed.items() if name != "numpy")
+    )
 
 
 def main() -> None:

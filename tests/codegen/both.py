@@ -7,7 +7,7 @@ import numpy as np
 
 from tapeout.codegen import tile_builder as t
 from tapeout.codegen import tile_interpreter
-from tapeout.codegen.cpu.native_kernel import native_kernel
+from tapeout.codegen.cpu.native_kernel import NativeKernel, native_kernel
 from tapeout.codegen.verify_tile import problems
 
 Arrays = dict[str, np.ndarray]
@@ -25,9 +25,12 @@ def interpreted(module: Any, buffers: Mapping[str, np.ndarray]) -> Arrays:
     return copies
 
 
-def compiled(module: Any, buffers: Mapping[str, np.ndarray], workers: int = 1) -> Arrays:
-    """Buffers after the native kernel, its grid cut into `workers` shares."""
-    native = native_kernel(module)
+def compiled(module: Any, buffers: Mapping[str, np.ndarray]) -> Arrays:
+    """Buffers after the native kernel."""
+    return _shared(native_kernel(module), buffers, 1)
+
+
+def _shared(native: NativeKernel, buffers: Mapping[str, np.ndarray], workers: int) -> Arrays:
     copies = {name: array.copy() for name, array in buffers.items()}
     for worker in range(workers):
         native.run(copies, worker, workers)
@@ -40,8 +43,8 @@ def agree(module: Any, buffers: Mapping[str, np.ndarray], tolerance: float = 0.0
     NaN is one value: which of its bits a conversion sets is nobody's business.
     """
     assert problems(module) == []
-    expected, found = interpreted(module, buffers), compiled(module, buffers)
-    shared = compiled(module, buffers, workers=3)
+    native = native_kernel(module)
+    expected, found, shared = interpreted(module, buffers), _shared(native, buffers, 1), _shared(native, buffers, 3)
     for name in buffers:
         assert shared[name].tobytes() == found[name].tobytes(), f"{name} depends on the number of workers"
         if tolerance == 0.0:

@@ -59,34 +59,59 @@ REFUSED: dict[str, tuple[Body, str]] = {
     "element": (_load([4], 1, [4], "bf16"), "'tile.load' moves bf16 but the buffer holds f32; give them one element type"),
     "coordinates": (_load([4], 2, [4]), "'tile.load' needs one coordinate per axis: 1 axes, 2 coordinates"),
     "rank": (_load([2, 4], 1, [4]), "'tile.load' takes a box of rank 2 from an array of rank 1; the array needs at least as many axes"),
-    "extents": (_load([4], 1, [4], extents=2), "'tile.load' takes at most one run-time extent, found 2; only the leading axis of the box is ragged"),
+    "extents": (
+        _load([4], 1, [4], extents=2),
+        "'tile.load' takes at most one run-time extent, found 2; only the leading axis of the box is ragged",
+    ),
     "unknown inner": (_load([2, 4], 2, [2, -1]), "'tile.load' needs known extents behind the first axis, found [2, -1]"),
-    "too wide": (_load([4, 9], 2, [-1, 8]), "'tile.load' box [4, 9] is wider than the array [-1, 8]; only a ragged leading axis may reach beyond it"),
-    "too high": (_load([4, 8], 2, [3, 8]), "'tile.load' box [4, 8] is wider than the array [3, 8]; only a ragged leading axis may reach beyond it"),
+    "too wide": (
+        _load([4, 9], 2, [-1, 8]),
+        "'tile.load' box [4, 9] is wider than the array [-1, 8]; only a ragged leading axis may reach beyond it",
+    ),
+    "too high": (
+        _load([4, 8], 2, [3, 8]),
+        "'tile.load' box [4, 8] is wider than the array [3, 8]; only a ragged leading axis may reach beyond it",
+    ),
     "panel rank": (_load([16], 1, [16], panel=16), "'tile.load' panel 16 needs the last two axes of a box, both known"),
     "panel rows": (_load([4, 16], 2, [-1, 16], panel=16), "'tile.load' panel 16 needs the last two axes of a box, both known"),
-    "panel columns": (_load([4, 8], 2, [4, 32], panel=16),
-                      "'tile.load' panel 16 divides neither or only one of the array's 32 and the box's 8 columns; it must divide both"),
-    "axis": (lambda x, ids: tile.ProgramIdOp(ir.IndexType.get(), _i64(3)) and None, "'tile.program_id' axis is 3; a grid has axes 0, 1 and 2"),
-    "iota": (lambda x, ids: tile.IotaOp(ir.RankedTensorType.get([4], ir.F32Type.get())) and None,
-             "'tile.iota' makes a tensor<nxi32>, not tensor<4xf32>"),
+    "panel columns": (
+        _load([4, 8], 2, [4, 32], panel=16),
+        "'tile.load' panel 16 divides neither or only one of the array's 32 and the box's 8 columns; it must divide both",
+    ),
+    "axis": (
+        lambda x, ids: tile.ProgramIdOp(ir.IndexType.get(), _i64(3)) and None,
+        "'tile.program_id' axis is 3; a grid has axes 0, 1 and 2",
+    ),
+    "iota": (
+        lambda x, ids: tile.IotaOp(ir.RankedTensorType.get([4], ir.F32Type.get())) and None,
+        "'tile.iota' makes a tensor<nxi32>, not tensor<4xf32>",
+    ),
     "scalar": (lambda x, ids: t.scalar(x, 0) and None, "'tile.scalar' reads i32 buffers, not memref<?xf32>"),
     "gather rank": (_gather(4, [4]), "'tile.gather' moves rows of a rank 2 tile, not tensor<4xf32>"),
     "gather ids": (_gather(4, [2, 4], swapped=True), "'tile.gather' takes ids from an i32 buffer, not memref<?xf32>"),
     "gather stride": (_gather(3, [2, 4]), "'tile.gather' row_stride 3 is less than the 4 columns of the tile"),
-    "scatter element": (lambda x, ids: t.scatter(t.full([2, 4], 0, "bf16"), x, ids, 0, 2), "'tile.scatter' moves bf16 but the buffer holds f32"),
+    "scatter element": (
+        lambda x, ids: t.scatter(t.full([2, 4], 0, "bf16"), x, ids, 0, 2),
+        "'tile.scatter' moves bf16 but the buffer holds f32",
+    ),
     "compress shapes": (_compress([5]), "'tile.compress_store' takes values and mask of one rank 1 shape, found [[5], [4]]"),
     "compress mask": (_compress([4], "i8"), "'tile.compress_store' takes an i1 mask, not tensor<4xi8>"),
     "compress element": (_compress([4], kind="i32"), "'tile.compress_store' writes i32 but the buffer holds f32"),
-    "scaled shapes": (_dot_scaled([4, 64], [4, 1], [64, 8], [8, 2]),
-                      "'tile.dot_scaled' shapes disagree: 4x64 times 64x8 needs scales and sums [[4, 2], [8, 2], [4, 8], [4, 8]], "
-                      "found [[4, 1], [8, 2], [4, 8], [4, 8]]"),
-    "scaled elements": (_dot_scaled([4, 64], [4, 2], [64, 8], [8, 2], scale="i16"),
-                        "'tile.dot_scaled' takes elements ['f8E4M3FN', 'i8', 'f8E4M3FN', 'i8', 'f32', 'f32'], found "
-                        "['f8E4M3FN', 'i16', 'f8E4M3FN', 'i16', 'f32', 'f32']"),
-    "scaled operands": (_dot_scaled([4, 64], [4, 2], [64, 8], [8, 2]),
-                        "'tile.dot_scaled' takes a, sa, b and sb straight from tile.load or tile.gather"),
-}  # fmt: skip
+    "scaled shapes": (
+        _dot_scaled([4, 64], [4, 1], [64, 8], [8, 2]),
+        "'tile.dot_scaled' shapes disagree: 4x64 times 64x8 needs scales and sums [[4, 2], [8, 2], [4, 8], [4, 8]], "
+        "found [[4, 1], [8, 2], [4, 8], [4, 8]]",
+    ),
+    "scaled elements": (
+        _dot_scaled([4, 64], [4, 2], [64, 8], [8, 2], scale="i16"),
+        "'tile.dot_scaled' takes elements ['f8E4M3FN', 'i8', 'f8E4M3FN', 'i8', 'f32', 'f32'], found "
+        "['f8E4M3FN', 'i16', 'f8E4M3FN', 'i16', 'f32', 'f32']",
+    ),
+    "scaled operands": (
+        _dot_scaled([4, 64], [4, 2], [64, 8], [8, 2]),
+        "'tile.dot_scaled' takes a, sa, b and sb straight from tile.load or tile.gather",
+    ),
+}
 
 
 @pytest.mark.parametrize("rule", REFUSED)

@@ -1,13 +1,13 @@
-"""Number formats in kernels against ml_dtypes and the model's formulas: every code, every bf16 number, interpreted and compiled, bit for bit."""
+"""Number formats in kernels against ml_dtypes and the model's formulas: every code, every bf16 number, bit for bit, interpreted and compiled."""
 
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.codegen.both import Arrays, agree, kernel
 
 from tapeout.codegen import tile_builder as t
+from tests.codegen.both import Arrays, agree, kernel
 
 BF16, E4M3, E8M0, FP4 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e8m0fnu, ml_dtypes.float4_e2m1fn
 WIDTH, ROWS = 32, 16
@@ -149,7 +149,12 @@ def test_fp4_row_decodes_every_byte_under_distinct_factors() -> None:
             t.View(out, [64, 32]).store([row, 0], half)
 
     arguments = {"c": "i8", "f": "f32", "even": "f32", "odd": "f32"}
-    buffers = {"c": codes.view(np.int8), "f": factors, "even": np.zeros((64, 32), np.float32), "odd": np.zeros((64, 32), np.float32)}
+    buffers = {
+        "c": codes.view(np.int8),
+        "f": factors,
+        "even": np.zeros((64, 32), np.float32),
+        "odd": np.zeros((64, 32), np.float32),
+    }
     found = agree(kernel(arguments, body, lambda *b: [4]), buffers)
     wide = factors.repeat(16, axis=1)
     np.testing.assert_array_equal(found["even"], (codes & 15).view(FP4).astype(np.float32) * wide)

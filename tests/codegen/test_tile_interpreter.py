@@ -55,7 +55,10 @@ def test_panels_and_lower_rank_boxes() -> None:
 
     w = np.arange(80, dtype=np.int32).reshape(2, 5, 8)
     y = np.zeros((3, 4), np.int32)
-    run(kernel({"w": "i32", "y": "i32"}, body), {"w": np.ascontiguousarray(w.reshape(2, 5, 2, 4).transpose(0, 2, 1, 3)), "y": y})
+    run(
+        kernel({"w": "i32", "y": "i32"}, body),
+        {"w": np.ascontiguousarray(w.reshape(2, 5, 2, 4).transpose(0, 2, 1, 3)), "y": y},
+    )
     np.testing.assert_array_equal(y, w[1, 2:5, 4:8])
 
 
@@ -67,7 +70,10 @@ def test_gather_reads_row_0_for_negative_ids_and_scatter_drops_them() -> None:
 
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
     y, z = np.zeros((3, 2), np.float32), np.zeros((3, 3), np.float32)
-    run(kernel({"x": "f32", "ids": "i32", "y": "f32", "z": "f32"}, body), {"x": x, "ids": np.array([9, -5, 2, 1], np.int32), "y": y, "z": z})
+    run(
+        kernel({"x": "f32", "ids": "i32", "y": "f32", "z": "f32"}, body),
+        {"x": x, "ids": np.array([9, -5, 2, 1], np.int32), "y": y, "z": z},
+    )
     assert y.tolist() == [[1, 2], [9, 10], [5, 6]]
     assert z.tolist() == [[0, 0, 0], [0, 0, 0], [0, 9, 10]]
 
@@ -78,7 +84,10 @@ def test_compress_store_counts_what_it_wrote() -> None:
         t.View(n, [1]).store([0], t.splat(t.compress_store(values, t.greater(values, 0), y, 1, 3), [1]))
 
     y, n = np.zeros(5, np.int32), np.zeros(1, np.int32)
-    run(kernel({"x": "i32", "y": "i32", "n": "i32"}, body), {"x": np.array([0, 5, -1, 6, 7, 8], np.int32), "y": y, "n": n})
+    run(
+        kernel({"x": "i32", "y": "i32", "n": "i32"}, body),
+        {"x": np.array([0, 5, -1, 6, 7, 8], np.int32), "y": y, "n": n},
+    )
     assert (y.tolist(), n.tolist()) == ([0, 5, 6, 0, 0], [2])
 
 

@@ -48,29 +48,46 @@ def _insert_two(x: Any) -> None:
 
 REFUSED: dict[str, tuple[Body, str]] = {
     "foreign op": (lambda x: math.tanh(_tile([4])) and None, "'math.tanh' is not an op of tile kernels; found math.tanh"),
-    "empty tile": (lambda x: tensor.empty([0, 4], ir.F32Type.get()) and None,
-                   "'tensor.empty' has a tile tensor<0x4xf32>; tile extents are known and positive"),
-    "rank": (lambda x: tensor.empty([1, 1, 1, 1, 2], ir.F32Type.get()) and None,
-             "'tensor.empty' has a tile of 5 axes; tiles have at most 4"),
-    "element": (lambda x: tensor.empty([4], ir.Type.parse("f8E5M2")) and None,
-                "'tensor.empty' has a tile of f8E5M2; elements are bf16, f16, f32, f64, f8E4M3FN, i8, i16, i32, i64, i1"),
+    "empty tile": (
+        lambda x: tensor.empty([0, 4], ir.F32Type.get()) and None,
+        "'tensor.empty' has a tile tensor<0x4xf32>; tile extents are known and positive",
+    ),
+    "rank": (
+        lambda x: tensor.empty([1, 1, 1, 1, 2], ir.F32Type.get()) and None,
+        "'tensor.empty' has a tile of 5 axes; tiles have at most 4",
+    ),
+    "element": (
+        lambda x: tensor.empty([4], ir.Type.parse("f8E5M2")) and None,
+        "'tensor.empty' has a tile of f8E5M2; elements are bf16, f16, f32, f64, f8E4M3FN, i8, i16, i32, i64, i1",
+    ),
     "bf16 sum": (_add("bf16"), "'arith.addf' computes on bf16; widen it first: arithmetic is done on f32, f64, i16, i32, i64, index"),
     "f64 exp": (lambda x: t.exp(_tile([4], "f64")) and None, "'math.exp' is computed in f32, found f64; cast it first"),
-    "numbers": (_different_numbers,
-                "'arith.constant' holds different numbers; a constant tile is one number, others come from a buffer or tile.iota"),
-    "f64 to bf16": (lambda x: arith.truncf(ir.RankedTensorType.get([4], ir.BF16Type.get()), _tile([4], "f64")) and None,
-                    "'arith.truncf' converts bf16 and f64; go through f32, the one type that targets convert with"),
+    "numbers": (
+        _different_numbers,
+        "'arith.constant' holds different numbers; a constant tile is one number, others come from a buffer or tile.iota",
+    ),
+    "f64 to bf16": (
+        lambda x: arith.truncf(ir.RankedTensorType.get([4], ir.BF16Type.get()), _tile([4], "f64")) and None,
+        "'arith.truncf' converts bf16 and f64; go through f32, the one type that targets convert with",
+    ),
     "start": (_reduce_from(1.0), "'linalg.reduce' starts from another value than the neutral one; combine that afterwards"),
-    "product": (_reduce_from(1.0, arith.mulf),
-                "'linalg.reduce' combines with arith.mulf; a reduction is one of "
-                "arith.addf, arith.maxnumf, arith.minnumf, arith.addi, arith.maxsi, arith.minsi"),
+    "product": (
+        _reduce_from(1.0, arith.mulf),
+        "'linalg.reduce' combines with arith.mulf; a reduction is one of "
+        "arith.addf, arith.maxnumf, arith.minnumf, arith.addi, arith.maxsi, arith.minsi",
+    ),
     "two axes": (_reduce_from(0.0, axes=(0, 1)), "'linalg.reduce' removes several axes; reduce one after the other"),
-    "reduced type": (lambda x: t.reduce(_tile([4, 4], "i16"), "add", 0) and None, "'linalg.reduce' reduces i16 by arith.addi; that takes i32, i64"),
+    "reduced type": (
+        lambda x: t.reduce(_tile([4, 4], "i16"), "add", 0) and None,
+        "'linalg.reduce' reduces i16 by arith.addi; that takes i32, i64",
+    ),
     "permutation": (_permute, "'linalg.transpose' permutes axes by [0, 2, 1]; only two axes are exchanged"),
     "insertion": (_insert_two, "'linalg.broadcast' inserts 2 axes; insert one after the other"),
-    "i32 product": (lambda x: linalg.matmul(_tile([2, 2], "i32"), _tile([2, 2], "i32"), outs=[_tile([2, 2], "i32")]) and None,
-                    "'linalg.matmul' multiplies i32 by i32 into i32; both are one of bf16, f16, f32, sums are f32"),
-}  # fmt: skip
+    "i32 product": (
+        lambda x: linalg.matmul(_tile([2, 2], "i32"), _tile([2, 2], "i32"), outs=[_tile([2, 2], "i32")]) and None,
+        "'linalg.matmul' multiplies i32 by i32 into i32; both are one of bf16, f16, f32, sums are f32",
+    ),
+}
 
 
 @pytest.mark.parametrize("rule", REFUSED)
@@ -87,16 +104,25 @@ def test_grid_may_only_read_counts() -> None:
 
 
 MODULES = {
-    "a kernel alone": ("func.func @k(%x: memref<?xf32>) { return }",
-                       "'builtin.module' holds a kernel and its grid function, nothing else; build it with tile_builder.kernel"),
-    "another name": ("func.func @k() { return } func.func @g() -> (index, index, index) { %c = arith.constant 1 : index return %c, %c, %c "
-                     ": index, index, index }", "'func.func' is called g; the grid function of k is k_grid"),
-    "results": ("func.func @k() { return } func.func @k_grid() -> index { %c = arith.constant 1 : index return %c : index }",
-                "'func.func' returns ['index']; it must return 3 index values"),
-    "arguments": ("func.func @k(%x: memref<4xf32>) { return } func.func @k_grid() -> (index, index, index) { %c = arith.constant 1 : index "
-                  "return %c, %c, %c : index, index, index }",
-                  "'func.func' takes memref<4xf32>; a kernel takes flat buffers memref<?xT> of bf16, f16, f32, f64, f8E4M3FN, i8, i16, i32, i64"),
-}  # fmt: skip
+    "a kernel alone": (
+        "func.func @k(%x: memref<?xf32>) { return }",
+        "'builtin.module' holds a kernel and its grid function, nothing else; build it with tile_builder.kernel",
+    ),
+    "another name": (
+        "func.func @k() { return } func.func @g() -> (index, index, index) { %c = arith.constant 1 : index return %c, %c, %c "
+        ": index, index, index }",
+        "'func.func' is called g; the grid function of k is k_grid",
+    ),
+    "results": (
+        "func.func @k() { return } func.func @k_grid() -> index { %c = arith.constant 1 : index return %c : index }",
+        "'func.func' returns ['index']; it must return 3 index values",
+    ),
+    "arguments": (
+        "func.func @k(%x: memref<4xf32>) { return } func.func @k_grid() -> (index, index, index) { %c = arith.constant 1 : index "
+        "return %c, %c, %c : index, index, index }",
+        "'func.func' takes memref<4xf32>; a kernel takes flat buffers memref<?xT> of bf16, f16, f32, f64, f8E4M3FN, i8, i16, i32, i64",
+    ),
+}
 
 
 @pytest.mark.parametrize("rule", MODULES)

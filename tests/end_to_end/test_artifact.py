@@ -44,7 +44,7 @@ def test_compiling_again_gives_the_same_bytes(model: Model, tmp_path: Path) -> N
     cache = model.artifact.parent / "cache"
     first = json.loads((model.artifact / "manifest.json").read_text())
     options = first["options"]
-    asked = ["--max-rows", options["max_rows"], "--max-sequences", options["max_sequences"], "--max-context", options["max_context"],
+    asked = ["--max-rows", options["max_rows"], "--max-sequences", options["max_sequences"], "--max-context", options["max_context"], "--max-outputs", options["max_outputs"],
              "--block-tokens", options["block_tokens"]]
     before = {e.key for e in Cache(cache).entries()}
     process = _tapeout("compile", str(model.weights), "-o", str(tmp_path / "again"), *map(str, asked), TAPEOUT_CACHE_DIR=str(cache.parent / "link"))

@@ -7,7 +7,7 @@
 // CHECK-LABEL: func.func @products
 // CHECK-SAME: %[[X:[^:]*]]: tensor<?x64xbf16> {tapeout.extent = "rows"}
 // CHECK-SAME: %[[W:[^:]*]]: tensor<32x64xf8E4M3FN
-// CHECK-NEXT: %[[Q:.*]] = nn.quantize(%[[X]]) : (tensor<?x64xbf16>) -> tensor<?x64xf8E4M3FN, #format.scaled<"e8m0", 1 : i64, 32 : i64>>
+// CHECK-NEXT: %[[Q:.*]] = nn.quantize(%[[X]]) {tapeout.layer = "layers.3"} : (tensor<?x64xbf16>) -> tensor<?x64xf8E4M3FN, #format.scaled<"e8m0", 1 : i64, 32 : i64>>
 // CHECK-NEXT: %[[A:.*]] = nn.linear(%[[Q]], %[[W]]) {groups = 1 : i64, tapeout.layer = "layers.3", wide = false}
 // CHECK-SAME: -> tensor<?x32xbf16>
 // CHECK-NEXT: nn.linear(%[[Q]], %[[W]]) {groups = 1 : i64, wide = true}
@@ -36,10 +36,10 @@ func.func @as_given(%x: tensor<?x64xf64> {tapeout.extent = "rows"}, %w: tensor<3
 // CHECK-LABEL: func.func @states
 // CHECK-SAME: !cache.ring<tensor<32xf8E4M3FN, #format.scaled<"e8m0", 1 : i64, 32 : i64>>, 7 : i64> {tapeout.format = "q8"}
 // CHECK-SAME: !cache.blocks<tensor<32xf4E2M1FN, #format.scaled<"e4m3", 1 : i64, 16 : i64>>, 2 : i64> {tapeout.format = "q4main"}
-// CHECK: %[[K:.*]] = nn.quantize({{.*}} -> tensor<?x32xf8E4M3FN, #format.scaled<"e8m0", 1 : i64, 32 : i64>>
 // CHECK: %[[E:.*]] = nn.quantize({{.*}} -> tensor<?x32xf4E2M1FN, #format.scaled<"e4m3", 1 : i64, 16 : i64>>
-// CHECK: cache.stage(%{{.*}}, %
-// CHECK: cache.append(%{{.*}}, %
+// CHECK: %[[K:.*]] = nn.quantize({{.*}} -> tensor<?x32xf8E4M3FN, #format.scaled<"e8m0", 1 : i64, 32 : i64>>
+// CHECK: cache.stage(%{{.*}}, %[[K]])
+// CHECK: cache.append(%{{.*}}, %[[E]],
 func.func @states(%x: tensor<?x32xf64> {tapeout.extent = "rows"}, %ring: !cache.ring<tensor<32xf64>, 7 : i64> {tapeout.format = "q8"},
                   %entries: !cache.blocks<tensor<32xf64>, 2 : i64> {tapeout.format = "q4main"}, %ids: tensor<?xi32> {tapeout.extent = "rows"}) {
   cache.stage(%ring, %x) {length = 7 : i64, sequences = 3 : i64} : (!cache.ring<tensor<32xf64>, 7 : i64>, tensor<?x32xf64>) -> ()

@@ -181,7 +181,7 @@ def manifest() -> Manifest:
         model=ModelIdentity(architecture="Toy", config=config, fingerprint=config_fingerprint(config)),
         targets=("cpu",),
         options=Options(
-            max_rows=MAX_ROWS, max_sequences=MAX_SEQUENCES, max_context=MAX_CONTEXT, block_tokens=BLOCK_TOKENS,
+            max_rows=MAX_ROWS, max_sequences=MAX_SEQUENCES, max_outputs=MAX_ROWS, max_context=MAX_CONTEXT, block_tokens=BLOCK_TOKENS,
             workspace_bytes=0, cpu="x86-64",
         ),
         cpu=CpuLevel(level="x86-64", features=("fpu",)),

@@ -19,6 +19,7 @@ from tapeout.codegen import tile_interpreter
 from tapeout.codegen.cpu import schedules, toolchain
 from tapeout.codegen.kernel import Buffer, Family, Kernel, Request, request_of, select
 from tapeout.codegen.row_values import KINDS
+from tapeout.codegen.verify_tile import problems
 from tapeout.dialects._mlir import func, ir
 from tapeout.dialects.define import as_tuple, load_dialects
 from tapeout.dialects.format import BF16, DTYPES, Array, Number, Scaled, encode
@@ -72,6 +73,7 @@ class KernelCase:
         self.buffers = [*self.request.buffers(), *work, Buffer("count", "i32", "count")]
         arguments = {b.name: KINDS.get(b.element, b.element) for b in self.buffers}
         self.module = t.kernel("kernel", arguments, self.kernel.body, self.kernel.grid)
+        assert not problems(self.module)
         self._compiled: Any = None
 
     def meaning(self, *inputs: Any) -> Found:

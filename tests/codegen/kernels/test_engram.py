@@ -5,8 +5,9 @@ from functools import partial
 import numpy as np
 import pytest
 
+from tapeout.codegen.kernel import KernelError
 from tapeout.dialects import engram
-from tapeout.dialects.format import BF16, FP32, INT32, Q8, decode
+from tapeout.dialects.format import BF16, FP32, INT32, Q4_INDEX, Q8, decode
 from tapeout.dialects.state import State
 from tapeout.dialects.types import Ring, Tensor
 from tests.codegen.kernels.harness import HOW, ROWS, KernelCase, assert_close, assert_same, gamma, numbers, uneven
@@ -93,3 +94,8 @@ def test_gate_opens_upwards_at_zero(how):
     one = numbers(1, 1, 32)
     (found,) = case.run(how, (0 * one)[:, None], kv.astype(one.dtype), one, one)
     np.testing.assert_allclose(found, 1 / (1 + np.exp(-0.5)), rtol=1e-6)
+
+
+def test_an_fp4_table_is_refused():
+    with pytest.raises(KernelError, match="this kernel reads FP8 rows with a scale per 32 columns, BF16 or FP32 rows"):
+        KernelCase(partial(engram.lookup, out=BF16), [Tensor((None, 2), INT32), Tensor((29, 64), Q4_INDEX)])

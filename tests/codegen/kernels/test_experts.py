@@ -191,3 +191,12 @@ def test_combine_is_the_sum(how, k, h, schedule):
         (found,) = case.run(how, y, places, shared)
         terms = np.concatenate([decode(y).reshape(-1, h)[places.reshape(-1)].reshape(count, k, h), decode(shared)[:, None]], 1)
         assert_close(found, terms.sum(1), gamma(k + 1) * np.abs(terms).sum(1), BF16)
+
+
+def test_other_numbers_are_refused():
+    with pytest.raises(KernelError, match="this kernel scores BF16 or FP32 rows"):
+        KernelCase(partial(moe.gate, top_k=1, scale=1.0), [Tensor((None, 64), Q8), Tensor((4, 64), BF16), Tensor((4,), FP32)])
+    pairs = [Tensor((None, 1), INT32), Tensor((3,), INT32)]
+    for x, weight, words in [(BF16, FP4_WEIGHT, "multiplies FP8 rows"), (Q8, BF16, "reads packed FP4")]:
+        with pytest.raises(KernelError, match=words):
+            KernelCase(partial(moe.expert_linear, gathered=True), [Tensor((None, 128), x), Tensor((2, 32, 128), weight), *pairs])

@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from tapeout.codegen.kernel import KernelError
 from tapeout.dialects import cache, nn
 from tapeout.dialects.format import BF16, FP32, INT32, Q4_INDEX, Q4_MAIN, Q8, Number, Scaled
 from tapeout.dialects.state import State
@@ -124,3 +125,6 @@ def test_append_scatters_entries(how, number, schedule):
         assert_same(case.run(how, state, rows, ids), case.meaning(state, rows, ids))
 
 
+def test_a_block_scaled_embedding_is_refused():
+    with pytest.raises(KernelError, match="this kernel reads BF16 or FP32 rows"):
+        KernelCase(partial(nn.embed, out=BF16), [IDS, Tensor((11, 64), Q8)])

@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from tapeout.codegen.kernel import KernelError
 from tapeout.dialects import nn
 from tapeout.dialects.format import BF16, FP32, INT32, Q4_INDEX, Q8, decode
 from tapeout.dialects.types import Tensor
@@ -99,3 +100,8 @@ def test_norm_rope_quantize_is_its_ops_one_by_one(how, heads, width, number, off
         (turned,) = rope.run(how, y, positions, table)
         (q,) = KernelCase(partial(nn.quantize, out=number), [views[0]]).meaning(turned)
         assert_same(case.run(how, x, weight, positions, table), [q])
+
+
+def test_block_scaled_rows_are_refused():
+    with pytest.raises(KernelError, match="this kernel norms BF16 or FP32 rows"):
+        norm_case(96, number=Q8)

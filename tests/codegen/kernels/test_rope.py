@@ -82,3 +82,10 @@ def test_a_group_across_turned_and_unturned_columns_is_refused():
     build = lambda x, p, a: nn.quantize(nn.rope(x, p, a, out=BF16, heads=2, width=48, offset=0, inverse=False), out=Q8)  # noqa: E731
     with pytest.raises(KernelError, match="32 of 48 columns turn; a quantized result needs both parts in whole groups of 32"):
         KernelCase(build, views(96), "rope_quantize")
+
+
+def test_rows_that_are_no_bf16_are_refused():
+    with pytest.raises(KernelError, match="this kernel rotates BF16 or FP32 rows"):
+        KernelCase(partial(nn.rope, heads=1, width=64, offset=0, inverse=False, out=BF16), [Tensor((None, 64), Q8), *views(64)[1:]])
+    with pytest.raises(KernelError, match="this kernel quantizes BF16 rows"):
+        KernelCase(partial(nn.quantize, out=Q8), [Tensor((None, 64), FP32)])

@@ -12,7 +12,7 @@ from tapeout.dialects import sample
 from tapeout.dialects.format import BF16, FP32, decode, encode
 from tapeout.dialects.rows import TABLE
 from tapeout.dialects.types import Tensor
-from tests.codegen.kernels.harness import HOW, INTERPRETED, ROWS, KernelCase, compiled, same_bits
+from tests.codegen.kernels.harness import COMPILED, HOW, INTERPRETED, ROWS, KernelCase, compiled, same_bits
 
 REALS, SEEDS = Tensor((None,), FP32), Tensor((None,), sample.INT64)
 STREAM = 3
@@ -148,6 +148,16 @@ def test_bf16_logits_and_extremes(how):
     case = draw_case(96, BF16, block_columns=32)
     operands = given(x, temperature=np.resize([1.0, 0.5], 12), top_p=np.resize([1.0, 0.9, 0.5], 12), number=BF16)
     assert_drawn(case.run(how, *operands), operands)
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_k": 50}, {"top_p": 0.9}])
+def test_the_real_vocabulary(settings):
+    """129,280 tokens in the blocks of the CPU's schedule row, compiled; a masked token (-inf) is never drawn."""
+    x = normal(4, 6, 129280)
+    x[:, ::2] = -np.inf
+    operands = given(x, temperature=np.resize([1.0, 0.5, 0.0], 6), **settings)
+    with np.errstate(invalid="ignore"):
+        assert_drawn(draw_case(129280).run(COMPILED, *operands), operands, share=0.5)
 
 
 @pytest.mark.parametrize("how", HOW)

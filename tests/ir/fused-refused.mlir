@@ -1,5 +1,5 @@
-// RUN: not tapeout opt %s -p "fuse-collapse-norm" 2>&1 | filecheck %s
-// A group's inputs are all it may read: a region that reaches outside is refused before the pass sees it.
+// RUN: not tapeout opt %s -p "verify" 2>&1 | filecheck %s
+// A group reads its inputs and nothing else: a region that reaches outside is refused before any pass sees it.
 
 // CHECK: tapeout: [C103] module 0: loc("-":{{[0-9]+}}:{{[0-9]+}}): 'nn.fused' holds nn.rms_norm that reads a value from outside, expected it as an input of the group
 func.func @outside(%x: tensor<?x64xbf16> {tapeout.extent = "rows"}, %w: tensor<64xbf16>) -> tensor<?x64xbf16> {

@@ -1,0 +1,172 @@
+"""The memory half of lower-tile-to-hivm: tile.* accesses of flat buffers become memref and bufferization ops of the Ascend tile contract.
+
+A load is a cast of the buffer, a local allocation, a copy and a tensor; a store is `materialize_in_destination`; a run-time extent is a pair of
+subviews (what is outside stays unspecified); rows by id are a loop marked `ExtractedLoadOrStore`, which the Ascend compiler recognises.
+Products, lane numbers and the signature are `emit`'s.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tapeout.codegen import tile_builder as t
+from tapeout.codegen.tile_arithmetic import element_of, tile_type
+from tapeout.dialects import tile
+from tapeout.dialects._mlir import arith, bufferization, ir, linalg, memref, scf, tensor
+
+Value = Any
+DYNAMIC = ir.ShapedType.get_dynamic_size()
+DYNAMIC_STRIDE = ir.ShapedType.get_dynamic_stride_or_offset()
+ROW_LOOP = "ExtractedLoadOrStore"
+
+
+def lower_access(op: Any) -> Value | None:
+    """The replacement of one memory op, built at the insertion point; None for an op without a result."""
+    return _LOWER[op.name](op.opview)
+
+
+def is_access(op: Any) -> bool:
+    """Whether an op is one that `lower_access` replaces."""
+    return op.name in _LOWER
+
+
+def strides_of(shape: Sequence[int]) -> list[int]:
+    """Row-major strides; the first extent does not matter."""
+    out = [1] * len(shape)
+    for axis in reversed(range(len(shape) - 1)):
+        out[axis] = out[axis + 1] * shape[axis + 1]
+    return out
+
+
+def cast_view(base: Value, offset: Value, shape: Sequence[int], strides: Sequence[int]) -> Value:
+    """`shape` of a flat buffer from element `offset` on."""
+    layout = ir.StridedLayoutAttr.get(DYNAMIC_STRIDE, list(strides))
+    out = ir.MemRefType.get(list(shape), ir.MemRefType(base.type).element_type, layout)
+    return memref.ReinterpretCastOp(out, base, [offset], [], [], [DYNAMIC_STRIDE], list(shape), list(strides)).result
+
+
+def rows_of_view(view: Value, first: Value | int, count: Value | int) -> Value:
+    """Rows [first, first + count) of a view; each is an int or an index."""
+    kind = ir.MemRefType(view.type)
+    strides, at = kind.get_strides_and_offset()
+    fixed, whole = isinstance(count, int), isinstance(first, int)
+    shape = [count if fixed else DYNAMIC, *list(kind.shape)[1:]]
+    layout = ir.StridedLayoutAttr.get(at if whole else DYNAMIC_STRIDE, strides)
+    out = ir.MemRefType.get(shape, kind.element_type, layout)
+    offsets = [first if whole else DYNAMIC_STRIDE] + [0] * (len(shape) - 1)
+    return memref.SubViewOp(out, view, [] if whole else [first], [] if fixed else [count], [], offsets, shape, [1] * len(shape)).result
+
+
+def rows_of_tile(value: Value, first: Value | int, count: Value | int) -> Value:
+    """Rows [first, first + count) of a tile."""
+    shape, fixed, whole = t.shape_of(value), isinstance(count, int), isinstance(first, int)
+    out = [count if fixed else DYNAMIC, *shape[1:]]
+    kind = ir.RankedTensorType.get(out, ir.RankedTensorType(value.type).element_type)
+    offsets = [first if whole else DYNAMIC_STRIDE] + [0] * (len(shape) - 1)
+    return tensor.ExtractSliceOp(kind, value, [] if whole else [first], [] if fixed else [count], [], offsets, out, [1] * len(shape)).result
+
+
+def _allocated(kind: Any) -> Value:
+    tile_kind = ir.RankedTensorType(kind)
+    return memref.AllocOp(ir.MemRefType.get(list(tile_kind.shape), tile_kind.element_type), [], []).result
+
+
+def _as_tensor(local: Value, kind: Any) -> Value:
+    return bufferization.ToTensorOp(kind, local, restrict=True, writable=True).result
+
+
+def _written(value: Value, view: Value) -> None:
+    bufferization.MaterializeInDestinationOp(None, value, view, writable=True)
+
+
+def _cell(base: Value, at: Value) -> Value:
+    """One element of a buffer, by the scalar unit."""
+    return memref.load(cast_view(base, at, [1], [1]), [t.index(0)])
+
+
+def _scalar(op: Any) -> Value:
+    return arith.index_cast(ir.IndexType.get(), _cell(op.base, op.at))
+
+
+def _offset(op: Any, shape: Sequence[int]) -> Value:
+    offset = t.index(0)
+    for at, stride in zip(op.at, strides_of(shape), strict=True):
+        offset = t.add(offset, t.mul(at, stride))
+    return offset
+
+
+def _box(op: Any, box: Sequence[int]) -> tuple[Value, list[Value]]:
+    """The global view of a load or store, and its number of real rows where only the run knows it."""
+    shape = tile.integers(op.shape)
+    axis = len(shape) - len(box)
+    valid = [_clamped(t.sub(extent, list(op.at)[axis]), box[0]) for extent in op.extent]
+    return cast_view(op.base, _offset(op, shape), box, strides_of(shape)[axis:]), valid
+
+
+def _clamped(rows: Value, most: int) -> Value:
+    return t.minimum(t.maximum(rows, 0), most)
+
+
+def _load(op: Any) -> Value:
+    box = t.shape_of(op.out)
+    if not box:
+        number = _cell(op.base, _offset(op, tile.integers(op.shape)))
+        return linalg.fill(number, outs=[tensor.empty([], number.type)])
+    local = _allocated(op.out.type)
+    source, valid = _box(op, box)
+    target = local
+    for rows in valid:
+        source, target = rows_of_view(source, 0, rows), rows_of_view(local, 0, rows)
+    memref.copy(source, target)
+    return _as_tensor(local, op.out.type)
+
+
+def _store(op: Any) -> None:
+    value, box = op.value, t.shape_of(op.value)
+    if not box:  # a store of one number is a box of one
+        value, box = tensor.expand_shape(tile_type([1], element_of(value)), value, [], [], [1]), [1]
+    shape = tile.integers(op.shape)
+    if len(box) > len(t.shape_of(op.value)):
+        _written(value, cast_view(op.base, _offset(op, shape), [1], [1]))
+        return
+    view, valid = _box(op, box)
+    for rows in valid:
+        value, view = rows_of_tile(value, 0, rows), rows_of_view(view, 0, rows)
+    _written(value, view)
+
+
+def _row_loop(op: Any, count: Value, width: int, body: Callable[[Value, Value, Value], None]) -> None:
+    """body(r, id, view of the row that it names) for r in [0, count); a negative id names row 0."""
+    loop = scf.ForOp(t.index(0), count, t.index(1))
+    loop.operation.attributes[ROW_LOOP] = ir.UnitAttr.get()
+    stride = op.row_stride.value
+    with ir.InsertionPoint(loop.body):
+        r = loop.induction_variable
+        row = arith.index_cast(ir.IndexType.get(), _cell(op.ids, t.add(op.first, r)))
+        offset = t.add(t.mul(t.maximum(row, 0), stride), op.column)
+        body(r, row, cast_view(op.base, offset, [1, width], [stride, 1]))
+        scf.YieldOp([])
+
+
+def _gather(op: Any) -> Value:
+    rows, width = t.shape_of(op.out)
+    local, valid = _allocated(op.out.type), list(op.valid)
+    count = _clamped(valid[0], rows) if valid else t.index(rows)
+    _row_loop(op, count, width, lambda r, _, row: memref.copy(row, rows_of_view(local, r, 1)))
+    return _as_tensor(local, op.out.type)
+
+
+def _scatter(op: Any) -> None:
+    rows, width = t.shape_of(op.value)
+
+    def write(r: Value, row: Value, view: Value) -> None:
+        kept = scf.IfOp(t.greater_equal(row, 0))
+        with ir.InsertionPoint(kept.then_block):
+            _written(rows_of_tile(op.value, r, 1), view)
+            scf.YieldOp([])
+
+    _row_loop(op, _clamped(op.valid, rows), width, write)
+
+
+_LOWER: dict[str, Callable[[Any], Value | None]] = {
+    "tile.scalar": _scalar, "tile.load": _load, "tile.store": _store, "tile.gather": _gather, "tile.scatter": _scatter,
+}  # fmt: skip

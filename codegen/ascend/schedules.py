@@ -1,0 +1,118 @@
+"""Schedule rows of Ascend 950: block sizes per kernel family, and the compiler flags that a family needs.
+
+Row kernels take whole rows where a unified buffer holds them; products take the cube's tiles; weights lie row by row ([K, N], no panels).
+A row is accepted only after its kernel's memory, link and numbers were checked (`toolchain`, `link_check`, `simulator`).
+"""
+
+from collections.abc import Callable, Mapping
+
+from tapeout.codegen.cpu.schedules import divisor
+from tapeout.codegen.kernel import Request, Schedule, width
+from tapeout.codegen.row_values import columns_of
+from tapeout.dialects.types import Tensor
+
+Row = Schedule | Callable[[Request], Schedule]
+
+TILE_COLUMNS = 2048  # columns of a row-wise tile
+TILE_ELEMENTS = 2048  # elements of an f32 tile of a row-wise kernel: 8 KiB, some ten of them live
+MOVED_COLUMNS = 8192  # columns moved at once where nothing is computed
+PRODUCT_ROWS, PRODUCT_COLUMNS, PRODUCT_STEP = 128, 256, 64
+DECODED_COLUMNS = 128  # columns of a product whose weights a vector core decodes
+SCALE_GROUP = 32
+TABLE_ROWS: Schedule = {"block_rows": 64}
+
+
+def _multiple(request: Request) -> int:
+    """Columns that a block of a row-wise kernel must hold whole: a scale group where a value is block scaled."""
+    views = [v for v in (*request.operands, *request.results) if isinstance(v, Tensor)]
+    return SCALE_GROUP if any(v.number.scaling is not None for v in views) else 1
+
+
+def _rows(request: Request) -> Schedule:
+    """Row blocks of the last axis of the first operand."""
+    block = divisor(width(request.operands[0]), TILE_COLUMNS, _multiple(request))
+    return {"block_rows": max(1, TILE_ELEMENTS // block), "block_columns": block}
+
+
+def _streams(request: Request) -> Schedule:
+    """Column blocks of rows of S streams: one row at a time."""
+    return {"block_columns": divisor(width(request.operands[0]), TILE_COLUMNS // 4, _multiple(request))}
+
+
+def _linear(request: Request) -> Schedule:
+    """The cube's tiles: the step of K is two scale groups at least where both sides are block scaled."""
+    weight, x = request.operands[1], request.operands[0]
+    assert isinstance(weight, Tensor) and isinstance(x, Tensor)
+    (n, k), groups = weight.sized(0), request["groups"]
+    columns = n // groups
+    decoded = weight.number.scaling is not None and x.number.scaling is None
+    most = DECODED_COLUMNS if decoded else PRODUCT_COLUMNS
+    step = PRODUCT_STEP * (2 if x.number.scaling is not None else 1)
+    block_n = divisor(columns, most, 16)
+    return {"block_m": PRODUCT_ROWS, "block_n": min(block_n, most, columns), "panel": 0,
+            "block_k": divisor(k, step, SCALE_GROUP if weight.number.scaling is not None else 1)}
+
+
+def _expert_linear(request: Request) -> Schedule:
+    return {"block_m": 64, "block_n": divisor(width(request.results[0]), DECODED_COLUMNS, 16), "panel": 0}
+
+
+def _rope(request: Request) -> Schedule:
+    rope = request.of("nn.rope") if request.op.startswith("nn.fused") else dict(request.attributes)
+    return {"block_heads": divisor(rope["heads"], max(1, TILE_ELEMENTS // rope["width"]))}
+
+
+def _moved(request: Request) -> Schedule:
+    """Row blocks of what is moved: a result, the rows written to a state, or a state's own entries."""
+    view = request.results[0] if request.results else request.operands[0]
+    return {"block_rows": min(64, max(1, MOVED_COLUMNS // columns_of(view))), "block_columns": MOVED_COLUMNS}
+
+
+def _attend(request: Request) -> Schedule:
+    """Heads that share decoded keys, and keys a block."""
+    settings = request.of("mla.attend") if request.op.startswith("nn.fused") else dict(request.attributes)
+    return {"block_heads": divisor(settings["heads"], 16), "block_keys": 32}
+
+
+SELECTION: Schedule = {"workspace_bytes": 256 << 20, "chunk": 4096, "block_keys": 32, "block_places": 512}
+"""Entries a chunk; entries scored at once; keys counted at once. The compile's own workspace limit replaces the first."""
+
+
+def _columns(request: Request) -> Schedule:
+    return {"block_columns": divisor(width(request.operands[-1]), TILE_COLUMNS)}
+
+
+def _confidence(request: Request) -> Schedule:
+    hidden, embedded = (divisor(width(view), TILE_COLUMNS) for view in request.operands[:2])
+    return {"block_hidden": hidden, "block_embedded": embedded}
+
+
+ROWS: Mapping[str, Row] = {
+    "linear": _linear,
+    "expert_gate": lambda request: {"block_rows": 16, "block_k": divisor(width(request.operands[0]), PRODUCT_STEP), "panel": 0},
+    "dispatch": {"block_experts": 16, "block_pairs": 128},
+    "expert_linear": _expert_linear,
+    "swiglu": _rows,
+    "rms_norm": _rows,
+    "norm_rope_quantize": _streams,
+    "quantize": _rows,
+    "rope": _rope,
+    **dict.fromkeys(("start", "collapse", "collapse_norm", "expand", "mean", "engram_gate", "combine"), _streams),
+    "mixer": lambda request: {"block_rows": 16, "block_k": divisor(columns_of(request.operands[0]), 128), "panel": 0},
+    **dict.fromkeys(("embed", "take", "concat", "stack", "stage", "commit", "append"), _moved),
+    **dict.fromkeys(("patch", "remember", "partners", "commits", "entries", "compress", "lookback", "hash_rows"), TABLE_ROWS),
+    "window": {"block_rows": 8},
+    "lookup": {"block_rows": 8},
+    "attend": _attend,
+    "pool": lambda request: {"block_columns": divisor(width(request.operands[0]) // 2, TILE_COLUMNS)},
+    **dict.fromkeys(("select_entries", "select_within"), SELECTION),
+    "correct": _columns,
+    "confidence": _confidence,
+    "draw": lambda request: {"block_columns": divisor(width(request.operands[0]), TILE_COLUMNS, 16)},
+}
+
+
+def schedule(family: str, request: Request) -> Schedule:
+    """The row for a request; a family without block sizes has the empty row."""
+    row = ROWS.get(family, {})
+    return row(request) if callable(row) else row

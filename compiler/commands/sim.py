@@ -1,0 +1,67 @@
+"""Simulate what the engine's rules would do under a load, with no device and no model."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+command = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+Json = Annotated[bool, typer.Option("--json", help="print JSON")]
+
+
+@command.callback()
+def simulators() -> None:
+    """Simulate what the engine's rules would do under a load, with no device and no model."""
+
+
+@command.command()
+def speculation(
+    preset: Annotated[str, typer.Option(help="a named scenario: published")] = "published",
+    trace: Annotated[Path | None, typer.Option(help="replay recorded steps (JSON lines) instead of drawing them")] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="numbers of runs, seeds 0, 1, ...")] = 6,
+    steps: Annotated[int | None, typer.Option(help="steps of a run")] = None,
+    sequences: Annotated[list[int] | None, typer.Option(help="concurrent sequences; repeat for several")] = None,
+    rules: Annotated[list[str] | None, typer.Option("--rule", help="planner rules to compare; repeat; all: every ablation")] = None,
+    lag: Annotated[int | None, typer.Option(help="age in steps of the rates that the total rests on")] = None,
+    persistence: Annotated[float | None, typer.Option(help="how much acceptance persists between steps, 0 to 1")] = None,
+    variable_ms: Annotated[float | None, typer.Option(help="extra time of steps of unequal width")] = None,
+    out: Annotated[Path | None, typer.Option(help="write the gain over concurrency as an SVG plot")] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare planner rules for speculative verification with verifying every draft."""
+    from tapeout.compiler import report
+    from tapeout.runtime.sim import speculation as simulator
+    from tapeout.runtime.sim.acceptance import persistence as persistence_of
+    from tapeout.runtime.sim.acceptance import recorded_load
+
+    scenario = simulator.scenario_of(preset, seeds=tuple(range(seeds)), steps=steps, sequences=tuple(sequences) if sequences else None,
+                                     lag=lag, persistence=persistence, variable_ms=variable_ms)
+    named = list(simulator.RULES) if rules == ["all"] else rules or ["fixed", "peer", "shadow", "ours"]
+    if trace is None:
+        lines, known = simulator.simulated(scenario, named), {"persistence": scenario.process.persistence}
+        targets = simulator.published_targets(lines) if preset == "published" else []
+    else:
+        load = recorded_load(trace)
+        lines, known = simulator.simulated_trace(load, scenario, named), {"persistence": persistence_of(load), "steps": load.steps}
+        targets = []
+    if out is not None:
+        out.write_text(simulator.gain_plot(lines), encoding="utf-8")
+    data = simulator.as_data(scenario, known, lines, targets, trace)
+    report.emit(data, as_json, lambda: _show(data, out))
+
+
+def _show(data: dict[str, Any], out: Path | None) -> None:
+    from tapeout.compiler import report
+
+    columns = ["sequences", "rule", "accepted", "verified", "tokens_per_s", "gain_percent", "standard_error"]
+    scenario = data["scenario"]
+    drawn = f"seeds {scenario['seeds'][0]} to {scenario['seeds'][-1]}, {scenario['steps']} steps each"
+    what = f"trace {data['trace']}" if data["trace"] else drawn
+    report.table(f"{what}, persistence {data['persistence']}, lag {scenario['lag']}", columns,
+                 [[line[name] for name in columns] for line in data["lines"]])
+    if data["targets"]:
+        columns = ["what", "published", "low", "high", "found", "is_met"]
+        report.table("published figures at 60 sequences (the scenario was fitted to them)", columns,
+                     [[target[name] for name in columns] for target in data["targets"]])
+    if out is not None:
+        print(f"plot: {out}")

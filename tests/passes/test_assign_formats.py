@@ -1,0 +1,98 @@
+"""assign-formats: no real number is left, FP8 products read quantized rows, states are written in their entries' numbers."""
+
+import numpy as np
+import pytest
+
+from tapeout.compiler.check_passes import Checker
+from tapeout.compiler.errors import ModuleRefused
+from tapeout.compiler.pipeline import parse_pipeline, run
+from tapeout.dialects._mlir import ir
+from tapeout.dialects.format import decode
+from tapeout.dialects.types import Ring, Tensor, from_ir
+from tapeout.passes.assign_formats import FORMATS, SCORED, AssignFormats
+from tapeout.passes.define import text
+from tests.passes.modules import OPTIONS, REAL, TINY, every_op, graph
+
+
+@pytest.mark.parametrize("config", [TINY, REAL], ids=["tiny", "real"])
+def test_no_real_number_is_left(config: object) -> None:
+    with graph("assign-formats", config) as module:  # type: ignore[arg-type]
+        assert "f64>" in text(module)
+        run(module, [AssignFormats()])
+        assert "f64>" not in text(module)
+
+
+def test_products_read_quantized_rows() -> None:
+    with graph("fuse-query-path") as module:
+        products = [op for op in every_op(module) if op.name in ("nn.linear", "moe.expert_linear")]
+        found = {op.location: (_number(op.operands[0]), _number(op.operands[1]), _groups(op)) for op in products}
+        assert len(found) > 50
+        for x, weight, groups in found.values():
+            assert x == (FORMATS["q8"] if weight.scaling is not None and groups == 1 else FORMATS["bf16"])
+
+
+def test_one_value_is_quantized_to_one_number_once() -> None:
+    with graph("fuse-query-path") as module:
+        made = [(op.operands[0], _number(op.results[0])) for op in every_op(module) if op.name == "nn.quantize"]
+        assert len(made) == len(set(made)) > 30
+
+
+def test_states_are_written_in_their_number_and_scores_in_bf16() -> None:
+    with graph("fuse-query-path") as module:
+        for op in every_op(module):
+            if op.name in ("cache.stage", "cache.append"):
+                state = from_ir(op.operands[0].type)
+                assert not isinstance(state, Tensor) and state.entry.number == _number(op.operands[1])
+            if op.name in SCORED:
+                assert ir.StringAttr(op.attributes["score"]).value == "bf16" and _number(op.operands[0]) == FORMATS["q4index"]
+        rings = {from_ir(a.type).entry.number for f in module.body for a in f.entry_block.arguments if isinstance(from_ir(a.type), Ring)}
+        assert rings == {FORMATS["q8"], FORMATS["f32"], _i32()}
+
+
+def test_a_second_run_changes_nothing() -> None:
+    with graph("fuse-query-path") as module:
+        old = text(module)
+        run(module, [AssignFormats()])
+        assert text(module) == old
+
+
+def test_layers_and_names_stay() -> None:
+    with graph("assign-formats") as module:
+        old = [(op.name, op.attributes["tapeout.layer"]) for op in every_op(module) if "tapeout.layer" in op.attributes]
+        run(module, [AssignFormats()])
+        new = [(op.name, op.attributes["tapeout.layer"]) for op in every_op(module)
+               if "tapeout.layer" in op.attributes and op.name != "nn.quantize"]
+        assert new == old and all("tapeout.layer" in op.attributes for op in every_op(module) if op.name == "nn.quantize")
+
+
+def test_values_move_by_roundings_only() -> None:
+    """Logits of the rounded graph differ from the exact ones, and by no more than coarse formats explain; a lost term would."""
+    with graph("assign-formats") as module:
+        checker = Checker(module, TINY, OPTIONS)
+        exact = checker.measure(module).values["logits"]
+        run(module, [AssignFormats()])
+        rounded = decode(checker.measure(module).values["logits"])
+        assert (exact != rounded).any()
+        assert np.corrcoef(exact.reshape(-1), rounded.reshape(-1))[0, 1] > 0.98
+
+
+@pytest.mark.parametrize("passes", ["fuse-norm-quantize,assign-formats", "outline-layers,assign-formats"])
+def test_refuses_groups_and_calls(passes: str) -> None:
+    with graph("fuse-query-path") as module, pytest.raises(ModuleRefused, match="expected plain ops: run assign-formats in front of fusing"):
+        run(module, parse_pipeline(passes))
+
+
+def _number(value: ir.Value) -> object:
+    view = from_ir(value.type)
+    assert isinstance(view, Tensor), view
+    return view.number
+
+
+def _groups(op: ir.Operation) -> int:
+    return ir.IntegerAttr(op.attributes["groups"]).value if "groups" in op.attributes else 1
+
+
+def _i32() -> object:
+    from tapeout.dialects.format import INT32
+
+    return INT32
