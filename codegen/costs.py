@@ -18,8 +18,10 @@ LONG, LONGER = 1 << 20, 1 << 21
 def launch_cost(op: ir.Operation, extent: str | None) -> Coefficients:
     """Coefficients of one launch; `extent` names the run-time row count of the op."""
     unit = extent or "rows"
-    samples = {name: _quantities(op_cost(op, sizes)) for name, sizes in {
-        "none": Sizes(0), "row": Sizes(1, LONG), "more": Sizes(1, LONGER), "expert": Sizes(0, experts=1)}.items()}
+    samples = {
+        name: _quantities(op_cost(op, sizes))
+        for name, sizes in {"none": Sizes(0), "row": Sizes(1, LONG), "more": Sizes(1, LONGER), "expert": Sizes(0, experts=1)}.items()
+    }
     out: Coefficients = {}
     for quantity in sorted({q for s in samples.values() for q in s}):
         fixed, row, more, expert = (samples[s].get(quantity, 0) for s in ("none", "row", "more", "expert"))

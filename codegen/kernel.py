@@ -56,9 +56,10 @@ class Request:
 
     def buffers(self) -> list[Buffer]:
         """Operand buffers in order (absent ones skipped), then result buffers: one for a plain view, codes and scales for a scaled one."""
-        named = [(f"in{i}", v, "operand") for i, v in enumerate(self.operands)] + [(f"out{i}", v, "result") for i, v in enumerate(self.results)]
-        return [Buffer(name + suffix, element, role) for name, view, role in named if view is not None
-                for suffix, element in parts(view)]
+        named = [(f"in{i}", v, "operand") for i, v in enumerate(self.operands)] + [
+            (f"out{i}", v, "result") for i, v in enumerate(self.results)
+        ]
+        return [Buffer(name + suffix, element, role) for name, view, role in named if view is not None for suffix, element in parts(view)]
 
     def __str__(self) -> str:
         shown = ", ".join("-" if v is None else str(v) for v in self.operands)
@@ -164,9 +165,12 @@ def request_of(op: ir.Operation) -> Request:
     """The request behind one graph op."""
     if op.name == "nn.fused":
         kind = ir.StringAttr(op.attributes["kind"]).value
-        body = tuple((inner.operation.name, _attributes(inner)) for inner in op.regions[0].blocks[0].operations
-                     if inner.operation.name != "nn.yield")
-        return Request(f"nn.fused:{kind}", (), tuple(from_ir(v.type) for v in op.operands), tuple(from_ir(r.type) for r in op.results), body)
+        body = tuple(
+            (inner.operation.name, _attributes(inner)) for inner in op.regions[0].blocks[0].operations if inner.operation.name != "nn.yield"
+        )
+        return Request(
+            f"nn.fused:{kind}", (), tuple(from_ir(v.type) for v in op.operands), tuple(from_ir(r.type) for r in op.results), body
+        )
     operands, results = views_of(op)
     flat = [v for g in operands for v in (g if isinstance(g, list) else [g])]
     return Request(op.name, _attributes(op), tuple(flat), tuple(results))

@@ -35,8 +35,11 @@ def tile_kernels(module: ir.Module) -> dict[Choice, TileKernel]:
 def lower(choice: Choice) -> TileKernel:
     """The tile module of one choice."""
     kernel = build(choice)
-    buffers = (*choice.request.buffers(),
-               *(Buffer(f"work{i}", w.element, "workspace") for i, w in enumerate(kernel.workspaces)), Buffer("count", "i32", "count"))
+    buffers = (
+        *choice.request.buffers(),
+        *(Buffer(f"work{i}", w.element, "workspace") for i, w in enumerate(kernel.workspaces)),
+        Buffer("count", "i32", "count"),
+    )
     symbol = symbol_of(choice)
     module = t.kernel(symbol, {b.name: KINDS.get(b.element, b.element) for b in buffers}, kernel.body, kernel.grid)
     found = problems(module)

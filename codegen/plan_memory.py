@@ -57,9 +57,11 @@ class PlanMemory(Pass):
         offsets: dict[ir.Operation, list[list[int]]] = {op: [] for op in ops[:-1]}
         sizes = []
         for number, bucket in enumerate(buckets):
-            requests = [_Block(birth, max((death.get(v, birth) for v in values), default=birth), size, op, slot)
-                        for birth, op in enumerate(ops[:-1])
-                        for slot, (values, size) in enumerate(self._needs(op, bucket, number, ragged, returned, frames))]
+            requests = [
+                _Block(birth, max((death.get(v, birth) for v in values), default=birth), size, op, slot)
+                for birth, op in enumerate(ops[:-1])
+                for slot, (values, size) in enumerate(self._needs(op, bucket, number, ragged, returned, frames))
+            ]
             sizes.append(_place(requests))
             for op in ops[:-1]:
                 offsets[op].append([])
@@ -69,8 +71,9 @@ class PlanMemory(Pass):
             op.attributes[OFFSETS] = to_attribute(lists)
         return sizes
 
-    def _needs(self, op: ir.Operation, bucket: int, number: int, ragged: Extents, returned: set[ir.Value],
-               frames: dict[str, list[int]]) -> list[tuple[list[ir.Value], int]]:
+    def _needs(
+        self, op: ir.Operation, bucket: int, number: int, ragged: Extents, returned: set[ir.Value], frames: dict[str, list[int]]
+    ) -> list[tuple[list[ir.Value], int]]:
         """The blocks an op needs: (values that keep it alive, bytes); bytes -1 where the caller places the value."""
         out: list[tuple[list[ir.Value], int]] = []
         for result in op.results:

@@ -77,7 +77,9 @@ class SelectKernels(Pass):
 def _tuned(row: dict[str, int], own: Schedule, op: ir.Operation) -> Schedule:
     """A tuned row, which must set just what the target's own row sets."""
     if set(row) != set(own) or min(row.values(), default=1) < 0:
-        raise PassError(f"{op.name} at {op.location}: the tuned row is {row}; expected {', '.join(sorted(own)) or 'no block sizes'}, each at least 0")
+        raise PassError(
+            f"{op.name} at {op.location}: the tuned row is {row}; expected {', '.join(sorted(own)) or 'no block sizes'}, each at least 0"
+        )
     return row
 
 

@@ -23,8 +23,15 @@ class Compiled:
     seconds: float
 
 
-def compile_path(path: Path | str, output: Path | str, settings: Settings | None = None, watch: Watch | None = None, *,
-                 cache: Path | None = None, allow_unknown_keys: bool = False) -> Compiled | None:
+def compile_path(
+    path: Path | str,
+    output: Path | str,
+    settings: Settings | None = None,
+    watch: Watch | None = None,
+    *,
+    cache: Path | None = None,
+    allow_unknown_keys: bool = False,
+) -> Compiled | None:
     """Compiles the configuration at `path` into the folder `output`; None where `settings.stop_after` ended it earlier."""
     started = time.perf_counter()
     config = load_config(path, allow_unknown_keys=allow_unknown_keys)

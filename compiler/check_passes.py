@@ -43,8 +43,12 @@ class Checker:
     def __init__(self, module: ir.Module, config: ModelConfig, options: GraphOptions) -> None:
         elements = sum(_elements(f) for f in functions(module))
         if elements > LARGEST:
-            raise SettingsError([f"--check-passes: the module has {elements:,} weight elements, expected at most {LARGEST:,}: "
-                                 "use a small configuration such as config-tiny.json"])
+            raise SettingsError(
+                [
+                    f"--check-passes: the module has {elements:,} weight elements, expected at most {LARGEST:,}: "
+                    "use a small configuration such as config-tiny.json"
+                ]
+            )
         self._config, self._options = config, options
         self._meaning: Meaning | None = None
 
@@ -60,8 +64,10 @@ class Checker:
             for name, value in old.values.items():
                 problem = _difference(value, found.values.get(name), exact=one.keeps == "bits")
                 if problem is not None:
-                    raise PromiseBroken(f"pass {one.name} promised to keep {one.keeps} and changed {name}: {problem}; the first op whose "
-                                        f"results changed is {_first_changed(old.ops, found.ops)}")
+                    raise PromiseBroken(
+                        f"pass {one.name} promised to keep {one.keeps} and changed {name}: {problem}; the first op whose "
+                        f"results changed is {_first_changed(old.ops, found.ops)}"
+                    )
         self._meaning = found
 
     def measure(self, module: ir.Module) -> Meaning:
@@ -98,8 +104,14 @@ def _named(op: Any, made: tuple[Any, ...]) -> dict[str, Any]:
 
 def _first_changed(old: dict[str, list[Any]], new: dict[str, list[Any]]) -> str:
     """The first op, in program order, that both runs executed under one name and that made something else."""
-    return next((name for name, values in old.items() if name in new
-                 and any(all(_difference(value, made, exact=True) for made in new[name]) for value in values)), "one that the pass made")
+    return next(
+        (
+            name
+            for name, values in old.items()
+            if name in new and any(all(_difference(value, made, exact=True) for made in new[name]) for value in values)
+        ),
+        "one that the pass made",
+    )
 
 
 def _elements(function: func.FuncOp) -> int:
@@ -123,4 +135,3 @@ def _difference(old: Any, new: Any, exact: bool) -> str | None:
         distance = np.where(apart, np.nan_to_num(np.abs(a - b), nan=np.inf), -1.0)
     where = np.unravel_index(int(distance.argmax()), a.shape)
     return f"at {tuple(int(i) for i in where)} {a[where]!r} became {b[where]!r}"
-

@@ -51,7 +51,13 @@ def _compiler() -> Finding:
     if path is None:
         return Finding("C linker (compiling for the CPU)", "none", "cc", False, "install gcc or clang")
     done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
-    return Finding("C linker (compiling for the CPU)", (done.stdout.splitlines() or ["unknown version"])[0], "cc", done.returncode == 0, "install gcc or clang")
+    return Finding(
+        "C linker (compiling for the CPU)",
+        (done.stdout.splitlines() or ["unknown version"])[0],
+        "cc",
+        done.returncode == 0,
+        "install gcc or clang",
+    )
 
 
 def _processor() -> Finding:

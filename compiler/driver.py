@@ -25,7 +25,6 @@ from tapeout.models.deepseek_v41.weights import weight_sources
 from tapeout.passes.define import Pass, PassError, text
 from tapeout.runtime.artifact import LIBRARY, ArtifactData, Program, Programs, Weights, write_artifact
 
-
 KERNELS = KERNEL_STAGES[0]
 
 
@@ -72,8 +71,11 @@ def compile_model(config: ModelConfig, settings: Settings, output: Path, store: 
         return None
     watch.stage("link")
     library = facts.library(objects, settings.cpu, store)
-    data = ArtifactData(facts.manifest(config, settings, planned.kernels, planned.states), Programs(programs=planned.programs),  # type: ignore[arg-type]
-                        planned.weights)
+    data = ArtifactData(
+        facts.manifest(config, settings, planned.kernels, planned.states),
+        Programs(programs=planned.programs),  # type: ignore[arg-type]
+        planned.weights,
+    )
     sources = {f"source/cpu/{k.symbol}.mlir": k.text.encode() for k in planned.kernels}
     return write_artifact(output, data, {LIBRARY: library, **sources})
 
@@ -100,8 +102,13 @@ def plan(config: ModelConfig, settings: Settings, watch: Watch) -> Planned | Non
             kernels = tile_kernels(module)
             numbers = {choice: i for i, choice in enumerate(kernels)}
             sources = weight_sources(config, settings.max_context + config.text.dspark_block_size)
-            planned = Planned(text(module), tuple(kernels.values()), step_programs(module, numbers), weights_of(module, config, sources),
-                              facts.states(module))
+            planned = Planned(
+                text(module),
+                tuple(kernels.values()),
+                step_programs(module, numbers),
+                weights_of(module, config, sources),
+                facts.states(module),
+            )
         except (PassError, KernelError) as error:
             raise ModuleRefused(str(error)) from None
         _show_kernels(planned, settings, watch)

@@ -17,8 +17,11 @@ def report(error: Exception, arguments: Sequence[str]) -> int:
         print(f"tapeout: {error}", file=sys.stderr)
         return code
     folder = write_reproduction(error, arguments)
-    print(f"tapeout: internal error ({type(error).__name__}: {error}); expected none: this is a fault of tapeout. What reproduces it is in {folder}; "
-          "please report it with that folder", file=sys.stderr)
+    print(
+        f"tapeout: internal error ({type(error).__name__}: {error}); expected none: this is a fault of tapeout. What reproduces it is in {folder}; "
+        "please report it with that folder",
+        file=sys.stderr,
+    )
     return code
 
 
@@ -40,7 +43,9 @@ def write_reproduction(error: Exception, arguments: Sequence[str]) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="tapeout-error-"))
     (folder / "command.txt").write_text(f"tapeout {shlex.join(arguments)}\n")
     (folder / "traceback.txt").write_text("".join(traceback.format_exception(error)))
-    (folder / "versions.json").write_text(json.dumps({"python": platform.python_version(), "machine": platform.machine(), **_versions()}, indent=1))
+    (folder / "versions.json").write_text(
+        json.dumps({"python": platform.python_version(), "machine": platform.machine(), **_versions()}, indent=1)
+    )
     for argument in arguments:
         for path in (Path(argument), Path(argument) / "config.json"):
             if path.is_file() and path.stat().st_size < 1 << 20:

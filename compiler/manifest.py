@@ -8,9 +8,11 @@ import importlib.metadata
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 from tapeout.codegen.kernel import parts
 from tapeout.codegen.lower_to_tile import TileKernel
+from tapeout.codegen.plan_memory import part_bytes
 from tapeout.compiler.cache import Cache, key_of
 from tapeout.compiler.objects import lowering_fingerprint, processor
 from tapeout.compiler.programs import NAMES, is_entry_point
@@ -20,7 +22,7 @@ from tapeout.dialects.types import Blocks, Ring, from_ir
 from tapeout.models.deepseek_v41.config import ModelConfig
 from tapeout.passes.define import functions
 from tapeout.passes.extents import argument_attribute
-from tapeout.runtime.artifact import CpuLevel, Kernel, Manifest, ModelIdentity, Options, StatePart, StateSpec, config_fingerprint
+from tapeout.runtime.artifact import CpuLevel, Element, Kernel, Manifest, ModelIdentity, Options, StatePart, StateSpec, config_fingerprint
 
 __all__ = ["StateSpec", "library", "manifest", "states"]
 
@@ -38,14 +40,20 @@ def states(module: ir.Module) -> tuple[StateSpec, ...]:
 
 
 def _state(name: str, view: Ring | Blocks) -> StateSpec:
-    shape = view.entry.sized(0)
-    total = view.entry.number.bytes(shape)
-    codes = type(view.entry.number)(view.entry.number.element).bytes(shape)
-    sizes = [total] if view.entry.number.scaling is None else [codes, total - codes]
-    made = tuple(StatePart(part=NAMES[suffix], dtype=element, row_bytes=size)  # type: ignore[arg-type]
-                 for (suffix, element), size in zip(parts(view), sizes, strict=True))
-    return StateSpec(name=name, kind="ring" if isinstance(view, Ring) else "blocks", length=view.length if isinstance(view, Ring) else None,
-                     ratio=view.ratio if isinstance(view, Blocks) else None, entry_shape=shape, parts=made, bytes_per_entry=total)
+    sizes = part_bytes(view.entry, 0)
+    made = tuple(
+        StatePart(part=NAMES[suffix], dtype=cast(Element, element), row_bytes=size)
+        for (suffix, element), size in zip(parts(view), sizes, strict=True)
+    )
+    return StateSpec(
+        name=name,
+        kind="ring" if isinstance(view, Ring) else "blocks",
+        length=view.length if isinstance(view, Ring) else None,
+        ratio=view.ratio if isinstance(view, Blocks) else None,
+        entry_shape=view.entry.sized(0),
+        parts=made,
+        bytes_per_entry=sum(sizes),
+    )
 
 
 def manifest(config: ModelConfig, settings: Settings, kernels: Sequence[TileKernel], found: tuple[StateSpec, ...]) -> Manifest:
@@ -56,30 +64,54 @@ def manifest(config: ModelConfig, settings: Settings, kernels: Sequence[TileKern
     return Manifest(
         model=ModelIdentity(architecture=config.architectures[0], config=canonical, fingerprint=config_fingerprint(canonical)),
         targets=(settings.target,),
-        options=Options(max_rows=settings.max_rows, max_sequences=settings.max_sequences,
-                        max_outputs=settings.outputs, max_context=settings.max_context,
-                        block_tokens=settings.block_tokens, workspace_bytes=settings.workspace_bytes, cpu=settings.cpu),
+        options=Options(
+            max_rows=settings.max_rows,
+            max_sequences=settings.max_sequences,
+            max_outputs=settings.outputs,
+            max_context=settings.max_context,
+            block_tokens=settings.block_tokens,
+            workspace_bytes=settings.workspace_bytes,
+            cpu=settings.cpu,
+        ),
         cpu=CpuLevel(level=settings.cpu, features=target(settings.cpu).linux_flags),
-        row_buckets=settings.row_buckets, states=found, toolchain=toolchain(),
-        kernels=tuple(_kernel(k, settings) for k in kernels))
+        row_buckets=settings.row_buckets,
+        states=found,
+        toolchain=toolchain(),
+        kernels=tuple(_kernel(k, settings) for k in kernels),
+    )
 
 
 def _kernel(kernel: TileKernel, settings: Settings) -> Kernel:
     tuned = str(kernel.choice.request) in dict(settings.tuned)
-    return Kernel(id=kernel.symbol, target=settings.target, symbol=kernel.symbol, op=kernel.choice.request.op, family=kernel.choice.family,
-                  variant=str(kernel.choice.request), source_sha256=hashlib.sha256(kernel.text.encode()).hexdigest(),
-                  abi="buffers-worker-workers", schedule=dict(kernel.choice.schedule), origin="tuned" if tuned else "default",
-                  reduction_order=kernel.kernel.order)
+    return Kernel(
+        id=kernel.symbol,
+        target=settings.target,
+        symbol=kernel.symbol,
+        op=kernel.choice.request.op,
+        family=kernel.choice.family,
+        variant=str(kernel.choice.request),
+        source_sha256=hashlib.sha256(kernel.text.encode()).hexdigest(),
+        abi="buffers-worker-workers",
+        schedule=dict(kernel.choice.schedule),
+        origin="tuned" if tuned else "default",
+        reduction_order=kernel.kernel.order,
+    )
 
 
 def toolchain() -> dict[str, str]:
     """Versions that decide the bytes of an artifact."""
-    return {"tapeout": importlib.metadata.version("tapeout"), "torch-mlir": importlib.metadata.version("torch-mlir"), "lowering": lowering_fingerprint()}
+    return {
+        "tapeout": importlib.metadata.version("tapeout"),
+        "torch-mlir": importlib.metadata.version("torch-mlir"),
+        "lowering": lowering_fingerprint(),
+    }
 
 
 def library(objects: Mapping[str, bytes], cpu: str, store: Cache) -> bytes:
     """The shared library of all kernels and the executor; linked once for one set of objects."""
-    key = key_of("library", processor(cpu), lowering_fingerprint(), *(part for symbol in sorted(objects) for part in (symbol, objects[symbol])))
+    key = key_of(
+        "library", processor(cpu), lowering_fingerprint(), *(part for symbol in sorted(objects) for part in (symbol, objects[symbol]))
+    )
     return store.get_or_make(key, lambda: _linked(objects, cpu))
 
 

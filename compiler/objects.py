@@ -72,7 +72,7 @@ def lowering_fingerprint() -> str:
     import tapeout.codegen.cpu as package
     import tapeout.dialects.tile as dialect
 
-    files = sorted(Path(package.__path__[0]).glob("*")) + [Path(dialect.__file__)]
+    files = [*sorted(Path(package.__path__[0]).glob("*")), Path(dialect.__file__)]
     digest = hashlib.sha256()
     for path in files:
         if path.is_file() and path.suffix in (".py", ".mlir") and path.name != "schedules.py":

@@ -28,9 +28,22 @@ from tapeout.passes.verify import Verify, require_graph_level
 
 Observer = Callable[[Pass, ir.Module], None]
 
-PASSES: dict[str, type[Pass]] = {p.name: p for p in (
-    Verify, AssignFormats, FuseNormQuantize, FuseQueryPath, FuseAttentionOutput, FuseSwigluQuantize, FuseCollapseNorm, OutlineLayers,
-    BucketRows, SelectKernels, PlanMemory)}
+PASSES: dict[str, type[Pass]] = {
+    p.name: p
+    for p in (
+        Verify,
+        AssignFormats,
+        FuseNormQuantize,
+        FuseQueryPath,
+        FuseAttentionOutput,
+        FuseSwigluQuantize,
+        FuseCollapseNorm,
+        OutlineLayers,
+        BucketRows,
+        SelectKernels,
+        PlanMemory,
+    )
+}
 
 KERNEL_STAGES = ("lower-to-tile", "lower-tile-to-loops")
 
@@ -86,16 +99,21 @@ def parse_pipeline(text: str) -> list[Pass]:
             raise PipelineError(f"pass text {item!r} at column {column}: expected name or name{{option=value,…}}")
         if match[1] not in PASSES:
             near = get_close_matches(match[1], PASSES, 1)
-            raise PipelineError(f"unknown pass {match[1]} at column {column + match.start(1)}: expected one of {', '.join(PASSES)}"
-                                + (f"; nearest: {near[0]}" if near else ""))
+            raise PipelineError(
+                f"unknown pass {match[1]} at column {column + match.start(1)}: expected one of {', '.join(PASSES)}"
+                + (f"; nearest: {near[0]}" if near else "")
+            )
         out.append(_with_options(PASSES[match[1]], match[2] or ""))
         column += len(item) + 1
     return out
 
 
 def _with_options(kind: type[Pass], text: str) -> Pass:
-    hints: dict[str, Any] = {name: hint for name, hint in get_type_hints(kind).items()
-                             if name in {f.name for f in fields(kind)} and hint in (int, str, tuple[int, ...])}
+    hints: dict[str, Any] = {
+        name: hint
+        for name, hint in get_type_hints(kind).items()
+        if name in {f.name for f in fields(kind)} and hint in (int, str, tuple[int, ...])
+    }
     values: dict[str, Any] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = (part.strip() for part in item.partition("="))
@@ -115,4 +133,6 @@ def _option(kind: type[Pass], name: str, text: str, hint: Any) -> Any:
             return text
         return tuple(int(word) for word in text.removeprefix("[").removesuffix("]").split())
     except ValueError:
-        raise PipelineError(f"{kind.name}{{{name}={text}}}: expected {'a whole number' if hint is int else 'numbers, as [16 128]'}") from None
+        raise PipelineError(
+            f"{kind.name}{{{name}={text}}}: expected {'a whole number' if hint is int else 'numbers, as [16 128]'}"
+        ) from None

@@ -6,7 +6,7 @@ is decided here: offsets come from plan-memory, kernels from select-kernels, nam
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from tapeout.codegen.costs import launch_cost
 from tapeout.codegen.kernel import parts
@@ -18,7 +18,7 @@ from tapeout.dialects.types import Blocks, Ring, Tensor, View, from_ir
 from tapeout.passes.bucket_rows import buckets_of
 from tapeout.passes.define import PassError, functions, operations
 from tapeout.passes.extents import Extents, argument_attribute, callee, extent_of, extents
-from tapeout.runtime.artifact import Launch, Program, Value
+from tapeout.runtime.artifact import Element, Extent, Launch, Program, Value
 
 Ref = tuple[Any, ...]
 NAMES = {"": "values", "_codes": "codes", "_scales": "scales"}
@@ -38,7 +38,8 @@ def step_programs(module: ir.Module, kernels: Mapping[Choice, int]) -> dict[str,
             launches = tuple(reader.launches(function, _Frame(number, 0, arguments, results, names)))
             arena = int(from_attribute(function.operation.attributes[FRAME])[number])
             out[function.name.value][str(bucket)] = Program.model_construct(
-                arena_bytes=arena, inputs=_inputs(function), results=_results(function), launches=launches)
+                arena_bytes=arena, inputs=_inputs(function), results=_results(function), launches=launches
+            )
     return out
 
 
@@ -129,9 +130,17 @@ class _Reader:
     def _op(self, op: ir.Operation, function: func.FuncOp, numbers: dict[ir.Value, int], ragged: Extents) -> _Op:
         called = callee(function, op) if op.name == "func.call" else None
         extent = extent_of(op, ragged)
-        return _Op([numbers[v] for v in op.operands], [numbers[r] for r in op.results], [len(parts(from_ir(r.type))) for r in op.results],
-                   offsets_of(op), 0 if called else len(kernel_of(op).workspaces), -1 if called else self._kernels[choice_of(op)],
-                   extent or "rows", None if called else launch_cost(op, extent), called)
+        return _Op(
+            [numbers[v] for v in op.operands],
+            [numbers[r] for r in op.results],
+            [len(parts(from_ir(r.type))) for r in op.results],
+            offsets_of(op),
+            0 if called else len(kernel_of(op).workspaces),
+            -1 if called else self._kernels[choice_of(op)],
+            extent or "rows",
+            None if called else launch_cost(op, extent),
+            called,
+        )
 
 
 def _returned(ending: ir.Operation, numbers: dict[ir.Value, int]) -> list[int]:
@@ -149,8 +158,10 @@ def _interface(function: func.FuncOp) -> tuple[list[list[Ref]], list[list[Ref]]]
         where = "weight" if role in ("weight", "table") else "state" if role == "state" else "io"
         name = argument_attribute(function, i, "tapeout.name")
         arguments.append([(where, name, NAMES[suffix]) for suffix, _ in parts(from_ir(kind))])
-    results = [[("io", name, NAMES[suffix]) for suffix, _ in parts(from_ir(kind))]
-               for name, kind in zip(result_names(function), function.type.results, strict=True)]
+    results = [
+        [("io", name, NAMES[suffix]) for suffix, _ in parts(from_ir(kind))]
+        for name, kind in zip(result_names(function), function.type.results, strict=True)
+    ]
     return arguments, results
 
 
@@ -173,8 +184,11 @@ def _inputs(function: func.FuncOp) -> tuple[Value, ...]:
 def _results(function: func.FuncOp) -> tuple[Value, ...]:
     ragged = extents(function)
     ending = operations(function)[-1]
-    return tuple(v for name, value in zip(result_names(function), ending.operands, strict=True)
-                 for v in _values(name, from_ir(value.type), ragged.get(value)))
+    return tuple(
+        v
+        for name, value in zip(result_names(function), ending.operands, strict=True)
+        for v in _values(name, from_ir(value.type), ragged.get(value))
+    )
 
 
 def _values(name: str, view: View, extent: str | None) -> Iterator[Value]:
@@ -183,8 +197,13 @@ def _values(name: str, view: View, extent: str | None) -> Iterator[Value]:
     scaling = view.number.scaling
     shapes = [view.shape] if scaling is None else [_packed(view), scaling.blocks(view.shape)]
     for (suffix, element), shape in zip(parts(view), shapes, strict=True):
-        yield Value(name=name, part=NAMES[suffix], dtype=element, extent=extent,  # type: ignore[arg-type]
-                    shape=tuple(extent if n is None else n for n in shape))  # type: ignore[misc]
+        yield Value(
+            name=name,
+            part=NAMES[suffix],
+            dtype=cast(Element, element),
+            extent=cast(Extent | None, extent),
+            shape=tuple(cast(Extent, extent) if n is None else n for n in shape),
+        )
 
 
 def _packed(view: Tensor) -> tuple[int | None, ...]:

@@ -27,8 +27,10 @@ def read_prompts(texts: list[str], lines: Path | None, ids: Path | None, default
     found += [] if ids is None else [(None, _ids(line, f"{ids}:{n}"), {}) for n, line in _lines(ids)]
     if not found:
         raise SettingsError(["no prompt: expected --prompt TEXT, --prompts FILE.jsonl or --token-ids FILE"])
-    return [Asked(str(i) if name is None else name, prompt, SamplingParams.from_mapping(defaults | own))
-            for i, (name, prompt, own) in enumerate(found)]
+    return [
+        Asked(str(i) if name is None else name, prompt, SamplingParams.from_mapping(defaults | own))
+        for i, (name, prompt, own) in enumerate(found)
+    ]
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:

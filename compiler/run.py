@@ -48,18 +48,34 @@ class Run:
     def summary(self) -> str:
         """One line for people."""
         rate = self.output_tokens / self.run_seconds if self.run_seconds else 0.0
-        return (f"{len(self.outputs)} requests, {self.prompt_tokens} prompt tokens, {self.output_tokens} output tokens in {self.run_seconds:.2f} s "
-                f"({rate:.0f} tokens/s); loaded in {self.load_seconds:.2f} s")
+        return (
+            f"{len(self.outputs)} requests, {self.prompt_tokens} prompt tokens, {self.output_tokens} output tokens in {self.run_seconds:.2f} s "
+            f"({rate:.0f} tokens/s); loaded in {self.load_seconds:.2f} s"
+        )
 
 
 def result_lines(run: Run, asked: list[Asked]) -> list[dict[str, Any]]:
     """One object a request in input order, then one with totals."""
-    lines = [{"id": a.id, "prompt_tokens": len(o.prompt_token_ids), "text": o.outputs[0].text, "token_ids": list(o.outputs[0].token_ids),
-              "finish_reason": o.outputs[0].finish_reason, "stop_reason": o.outputs[0].stop_reason, "seed": o.seed}
-             for a, o in zip(asked, run.outputs, strict=True)]
-    totals = {"requests": len(lines), "prompt_tokens": run.prompt_tokens, "output_tokens": run.output_tokens,
-              "load_seconds": run.load_seconds, "run_seconds": run.run_seconds,
-              "output_tokens_per_second": run.output_tokens / run.run_seconds if run.run_seconds else 0.0}
+    lines = [
+        {
+            "id": a.id,
+            "prompt_tokens": len(o.prompt_token_ids),
+            "text": o.outputs[0].text,
+            "token_ids": list(o.outputs[0].token_ids),
+            "finish_reason": o.outputs[0].finish_reason,
+            "stop_reason": o.outputs[0].stop_reason,
+            "seed": o.seed,
+        }
+        for a, o in zip(asked, run.outputs, strict=True)
+    ]
+    totals = {
+        "requests": len(lines),
+        "prompt_tokens": run.prompt_tokens,
+        "output_tokens": run.output_tokens,
+        "load_seconds": run.load_seconds,
+        "run_seconds": run.run_seconds,
+        "output_tokens_per_second": run.output_tokens / run.run_seconds if run.run_seconds else 0.0,
+    }
     return [*lines, {"totals": totals}]
 
 

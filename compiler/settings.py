@@ -44,17 +44,26 @@ class Settings:
             (self.target in TARGETS, f"--target: found {self.target}, expected one of {', '.join(TARGETS)}"),
             (self.cpu in CPUS, f"--cpu: found {self.cpu}, expected one of {', '.join(CPUS)}"),
             (1 <= self.max_rows <= 1 << 16, f"--max-rows: found {self.max_rows}, expected 1 to 65536"),
-            (1 <= self.max_sequences <= self.max_rows, f"--max-sequences: found {self.max_sequences}, expected 1 to --max-rows ({self.max_rows})"),
-            (self.max_outputs >= self.max_sequences,
-             f"--max-outputs: found {self.max_outputs}, expected at least --max-sequences ({self.max_sequences})"),
+            (
+                1 <= self.max_sequences <= self.max_rows,
+                f"--max-sequences: found {self.max_sequences}, expected 1 to --max-rows ({self.max_rows})",
+            ),
+            (
+                self.max_outputs >= self.max_sequences,
+                f"--max-outputs: found {self.max_outputs}, expected at least --max-sequences ({self.max_sequences})",
+            ),
             (self.max_context >= 1, f"--max-context: found {self.max_context}, expected at least 1"),
-            (self.block_tokens >= 2 and self.block_tokens % 2 == 0,
-             f"--block-tokens: found {self.block_tokens}, expected a multiple of 2, the widest compression ratio"),
+            (
+                self.block_tokens >= 2 and self.block_tokens % 2 == 0,
+                f"--block-tokens: found {self.block_tokens}, expected a multiple of 2, the widest compression ratio",
+            ),
             (self.workspace_bytes >= MEBIBYTE, f"--workspace: found {self.workspace_bytes} bytes, expected at least 1 MiB"),
             (1 <= self.jobs <= 256, f"--jobs: found {self.jobs}, expected 1 to 256"),
             (ascending and all(b >= 1 for b in self.buckets), f"--row-buckets: found {list(self.buckets)}, expected ascending counts"),
-            (not self.buckets or self.buckets[-1] == self.max_rows,
-             f"--row-buckets: the last one is {self.buckets[-1] if self.buckets else 0}, expected --max-rows ({self.max_rows})"),
+            (
+                not self.buckets or self.buckets[-1] == self.max_rows,
+                f"--row-buckets: the last one is {self.buckets[-1] if self.buckets else 0}, expected --max-rows ({self.max_rows})",
+            ),
         ]
 
     @property

@@ -21,8 +21,11 @@ def read_tuning(path: Path | None) -> Rows:
         raise SettingsError([f"--tuning {path}: cannot be read as JSON ({error}); expected a tuning.json"]) from None
     if not isinstance(data, dict):
         raise SettingsError([f"--tuning {path}: found a JSON {type(data).__name__}, expected an object of requests"])
-    wrong = [f"--tuning {path}: {key}: expected whole numbers by name, found {row}" for key, row in data.items()
-             if not isinstance(row, dict) or not all(type(v) is int for v in row.values())]
+    wrong = [
+        f"--tuning {path}: {key}: expected whole numbers by name, found {row}"
+        for key, row in data.items()
+        if not isinstance(row, dict) or not all(type(v) is int for v in row.values())
+    ]
     if wrong:
         raise SettingsError(wrong)
     return tuple(sorted((key, tuple(sorted(row.items()))) for key, row in data.items()))

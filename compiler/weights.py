@@ -5,6 +5,8 @@ halves cannot disagree. One operand has one layout: two kernels that read it dif
 """
 
 from collections.abc import Mapping
+from math import prod
+from typing import cast
 
 from tapeout.codegen.kernel import Layout, parts
 from tapeout.codegen.select_kernels import kernel_of
@@ -16,7 +18,7 @@ from tapeout.models.deepseek_v41.config import ModelConfig
 from tapeout.models.deepseek_v41.weights import Rotary, WeightSource
 from tapeout.passes.define import PassError, functions, operations
 from tapeout.passes.extents import argument_attribute, callee
-from tapeout.runtime.artifact import Derived, TokenMap, WeightOperand, WeightPart, Weights
+from tapeout.runtime.artifact import Derived, Element, TokenMap, WeightOperand, WeightPart, Weights
 from tapeout.runtime.artifact import Rotary as RotaryTable
 from tapeout.runtime.transforms import transformed_shape
 
@@ -28,8 +30,13 @@ def weights_of(module: ir.Module, config: ModelConfig, sources: Mapping[str, Wei
     """The operands that the module's kernels read, in the order of `sources`."""
     layouts = operand_layouts(module)
     numbers = _argument_views(module)
-    return Weights(operands=tuple(_operand(name, source, numbers[name], layouts.get(name, Layout()), config)
-                                  for name, source in sources.items() if name in numbers))
+    return Weights(
+        operands=tuple(
+            _operand(name, source, numbers[name], layouts.get(name, Layout()), config)
+            for name, source in sources.items()
+            if name in numbers
+        )
+    )
 
 
 def operand_layouts(module: ir.Module) -> Layouts:
@@ -37,8 +44,11 @@ def operand_layouts(module: ir.Module) -> Layouts:
     found: Layouts = {}
     for function in functions(module):
         if is_entry_point(function):
-            names = {a: str(argument_attribute(function, i, "tapeout.name")) for i, a in enumerate(function.entry_block.arguments)
-                     if argument_attribute(function, i, "tapeout.kind") in ("weight", "table")}
+            names = {
+                a: str(argument_attribute(function, i, "tapeout.name"))
+                for i, a in enumerate(function.entry_block.arguments)
+                if argument_attribute(function, i, "tapeout.kind") in ("weight", "table")
+            }
             _collect(function, names, found)
     return found
 
@@ -55,8 +65,10 @@ def _collect(function: func.FuncOp, names: dict[ir.Value, str], found: Layouts) 
             if value in names:
                 layout = layouts.get(i, Layout())
                 if found.setdefault(names[value], layout) != layout:
-                    raise PassError(f"{op.name} at {op.location} wants {names[value]} as {layout}, another kernel as {found[names[value]]}; "
-                                    "expected one layout an operand: align the schedule rows")
+                    raise PassError(
+                        f"{op.name} at {op.location} wants {names[value]} as {layout}, another kernel as {found[names[value]]}; "
+                        "expected one layout an operand: align the schedule rows"
+                    )
 
 
 def _operands(op: ir.Operation) -> list[ir.Value | None]:
@@ -73,7 +85,11 @@ def _argument_views(module: ir.Module) -> dict[str, Tensor]:
     for function in functions(module):
         for i, kind in enumerate(function.type.inputs):
             view = from_ir(kind)
-            if is_entry_point(function) and argument_attribute(function, i, "tapeout.kind") in ("weight", "table") and isinstance(view, Tensor):
+            if (
+                is_entry_point(function)
+                and argument_attribute(function, i, "tapeout.kind") in ("weight", "table")
+                and isinstance(view, Tensor)
+            ):
                 found[str(argument_attribute(function, i, "tapeout.name"))] = view
     return found
 
@@ -81,8 +97,14 @@ def _argument_views(module: ir.Module) -> dict[str, Tensor]:
 def _operand(name: str, source: WeightSource, view: Tensor, layout: Layout, config: ModelConfig) -> WeightOperand:
     if source.derived is not None:
         shape = view.sized(0)
-        part = WeightPart(part="values", dtype=view.number.element, shape=shape, bytes=view.number.bytes(shape),  # type: ignore[arg-type]
-                          layout="packed", tensors=())
+        part = WeightPart(
+            part="values",
+            dtype=cast(Element, view.number.element),
+            shape=shape,
+            bytes=view.number.bytes(shape),
+            layout="packed",
+            tensors=(),
+        )
         return WeightOperand(name=name, kind=source.kind, parts=(part,), derived=_derived(source, config))
     stacked = ("stack",) if len(view.shape) == 3 else ()
     made = []
@@ -93,16 +115,21 @@ def _operand(name: str, source: WeightSource, view: Tensor, layout: Layout, conf
     return WeightOperand(name=name, kind=source.kind, parts=tuple(made))
 
 
-def _part(name: str, element: str, view: Tensor, tensors: tuple[str, ...], transforms: tuple[str, ...], is_scale: bool,
-          stacked: bool) -> WeightPart:
+def _part(
+    name: str, element: str, view: Tensor, tensors: tuple[str, ...], transforms: tuple[str, ...], is_scale: bool, stacked: bool
+) -> WeightPart:
     shape = _stored_shape(view, is_scale)
     one = shape[1:] if stacked else shape
     final = transformed_shape([one] * len(tensors), transforms, name)
-    count = 1
-    for n in final:
-        count *= n
-    return WeightPart(part=name, dtype=element, shape=final, bytes=count * WIDTH[element] // 8,  # type: ignore[arg-type]
-                      layout="packed" if transforms else "as_stored", tensors=tensors, transforms=transforms)
+    return WeightPart(
+        part=name,
+        dtype=cast(Element, element),
+        shape=final,
+        bytes=prod(final) * WIDTH[element] // 8,
+        layout="packed" if transforms else "as_stored",
+        tensors=tensors,
+        transforms=transforms,
+    )
 
 
 def _stored_shape(view: Tensor, is_scale: bool) -> tuple[int, ...]:

@@ -20,8 +20,9 @@ def load(name: str) -> ModuleType:
         return importlib.import_module(f"{_ROOT}.{name}")
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.split(".")[0] == _ROOT:
-            raise MlirMissing(f"the MLIR bindings ({_ROOT}) are not installed; found none, needed torch-mlir==20261001: "
-                              "pip install 'tapeout[compile]'") from error
+            raise MlirMissing(
+                f"the MLIR bindings ({_ROOT}) are not installed; found none, needed torch-mlir==20261001: pip install 'tapeout[compile]'"
+            ) from error
         raise
 
 
@@ -39,5 +40,21 @@ else:
 # Without this line every op of our dialects pays for a failed import when it is wrapped: 20 to 40 times slower walks.
 load("dialects._ods_common")._cext.globals.append_dialect_search_prefix("tapeout.dialects")
 
-__all__ = ["MlirMissing", "arith", "bufferization", "ext", "func", "ir", "linalg", "llvm", "load", "math", "memref", "passmanager", "rewrite",
-           "scf", "tensor", "vector"]
+__all__ = [
+    "MlirMissing",
+    "arith",
+    "bufferization",
+    "ext",
+    "func",
+    "ir",
+    "linalg",
+    "llvm",
+    "load",
+    "math",
+    "memref",
+    "passmanager",
+    "rewrite",
+    "scf",
+    "tensor",
+    "vector",
+]

@@ -83,7 +83,7 @@ class Declaration:
     """One op: its class and the functions that say what it is."""
 
     name: str
-    cls: type
+    cls: Any
     infer: Callable[..., Any]
     meaning: Callable[..., Any]
     cost: Callable[..., Cost]
@@ -97,27 +97,41 @@ class Declaration:
 
 
 REGISTRY: dict[str, Declaration] = {}
-DIALECTS: list[type] = []
+DIALECTS: list[Any] = []
 
 
-def declare(cls: type) -> type:
+OpClass = Any
+"""An `ext` op class: its fields, names and hooks are made at run time, out of sight of type checkers."""
+
+
+def declare(cls: OpClass) -> OpClass:
     """Registers an op class: checks that its declaration is whole and derives its verifier."""
     missing = [part for part in ("infer", "meaning") if part not in cls.__dict__]
     if missing or not cls.__doc__:
         raise TypeError(f"{cls.__name__} needs {', '.join([*missing, *([] if cls.__doc__ else ['a docstring'])])}")
-    kinds = {kind: tuple(f.name for f in cls._fields if type(f).__name__ == kind)  # type: ignore[attr-defined]
-             for kind in ("OperandDef", "ResultDef", "AttributeDef")}
-    declaration = Declaration(cls.OPERATION_NAME, cls, cls.infer, cls.meaning, getattr(cls, "cost", moved_once),  # type: ignore[attr-defined]
-                              kinds["OperandDef"], kinds["ResultDef"], kinds["AttributeDef"])
-    cls.verify_invariants = _verify  # type: ignore[attr-defined]
+    kinds = {
+        kind: tuple(f.name for f in cls._fields if type(f).__name__ == kind)
+        for kind in ("OperandDef", "ResultDef", "AttributeDef")
+    }
+    declaration = Declaration(
+        cls.OPERATION_NAME,
+        cls,
+        cls.infer,
+        cls.meaning,
+        getattr(cls, "cost", moved_once),
+        kinds["OperandDef"],
+        kinds["ResultDef"],
+        kinds["AttributeDef"],
+    )
+    cls.verify_invariants = _verify
     REGISTRY[declaration.name] = declaration
-    dialect = cls._dialect_obj  # type: ignore[attr-defined]
+    dialect = cls._dialect_obj
     if dialect not in DIALECTS:
         DIALECTS.append(dialect)
     return cls
 
 
-def load_dialects(context: ir.Context, *more: type) -> None:
+def load_dialects(context: ir.Context, *more: Any) -> None:
     """Registers every dialect that has declared ops (and `more`) in a context; a second call changes nothing."""
     from tapeout.dialects.format import Format
     from tapeout.dialects.types import Cache
@@ -125,18 +139,18 @@ def load_dialects(context: ir.Context, *more: type) -> None:
     with context:
         for dialect in [Format, Cache, *DIALECTS, *more]:
             try:
-                dialect.load()  # type: ignore[attr-defined]
+                dialect.load()
             except ext.DialectAlreadyLoadedError:
                 continue
 
 
-def builder(cls: type) -> Callable[..., Any]:
+def builder(cls: OpClass) -> Callable[..., Any]:
     """The function callers use: `op(*operands, out=numbers, **attributes)` infers result types and returns the value, tuple or op.
 
     `out` is a number (or one per result) where the result's format is a choice; None takes the op's default. A list operand is a
     variadic group, None an absent optional one.
     """
-    declaration = REGISTRY[cls.OPERATION_NAME]  # type: ignore[attr-defined]
+    declaration = REGISTRY[cls.OPERATION_NAME]
 
     def build(*operands: Any, out: Number | Sequence[Number | None] | None = None, loc: Any = None, **attributes: Any) -> Any:
         a = SimpleNamespace(**attributes)
@@ -149,7 +163,7 @@ def builder(cls: type) -> Callable[..., Any]:
         attrs = [to_attribute(attributes[name]) for name in declaration.attributes]
         made = iter([*map(to_ir, results)])
         values = iter(operands)
-        arguments = {f.name: _argument(f, made, values, attrs, declaration) for f in cls._fields}  # type: ignore[attr-defined]
+        arguments = {f.name: _argument(f, made, values, attrs, declaration) for f in cls._fields}
         op = cls(**arguments, loc=loc)
         found = list(op.operation.results)
         return op if not found else found[0] if len(found) == 1 else tuple(found)
@@ -224,8 +238,14 @@ def _verify(self: Any) -> bool:
         operands, results = views_of(self)
         numbers = tuple(r.number if isinstance(r, Tensor) else None for r in results)
         expected = as_tuple(declaration.infer(attributes_of(self), *operands, out=numbers))
-        problem = next((f"result {name} is {found}, expected {want}" for name, found, want
-                        in zip(declaration.results, results, expected, strict=True) if found != want), None)
+        problem = next(
+            (
+                f"result {name} is {found}, expected {want}"
+                for name, found, want in zip(declaration.results, results, expected, strict=True)
+                if found != want
+            ),
+            None,
+        )
     except (Mismatch, TypeError, ValueError) as error:
         problem = str(error)
     if problem is None:
@@ -250,8 +270,9 @@ _KINDS = {"IntegerAttr": "a whole number or boolean", "FloatAttr": "a number wit
 def moved_once(a: Any, operands: Iterable[Group], results: Iterable[View], sizes: Sizes) -> Cost:
     """The default cost: every tensor operand is read once, every tensor result written once."""
     flat = [v for g in operands for v in (g if isinstance(g, list) else [g])]
-    return Cost(sum(v.bytes(sizes.rows) for v in flat if isinstance(v, Tensor)),
-                sum(v.bytes(sizes.rows) for v in results if isinstance(v, Tensor)))
+    return Cost(
+        sum(v.bytes(sizes.rows) for v in flat if isinstance(v, Tensor)), sum(v.bytes(sizes.rows) for v in results if isinstance(v, Tensor))
+    )
 
 
 def to_attribute(value: Any) -> ir.Attribute:
@@ -289,5 +310,26 @@ def signature(declaration: Declaration) -> str:
     return f"{declaration.name}({', '.join(declaration.groups)}){attributes}{arrow}"
 
 
-__all__ = ["READS", "REGISTRY", "UPDATES", "WRITES", "Blocks", "Cost", "Declaration", "Mismatch", "Number", "Ring", "Sizes", "Tensor",
-           "attributes_of", "builder", "cost_of", "declaration_of", "declare", "load_dialects", "operand_groups", "require", "signature"]
+__all__ = [
+    "READS",
+    "REGISTRY",
+    "UPDATES",
+    "WRITES",
+    "Blocks",
+    "Cost",
+    "Declaration",
+    "Mismatch",
+    "Number",
+    "Ring",
+    "Sizes",
+    "Tensor",
+    "attributes_of",
+    "builder",
+    "cost_of",
+    "declaration_of",
+    "declare",
+    "load_dialects",
+    "operand_groups",
+    "require",
+    "signature",
+]

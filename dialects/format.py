@@ -114,7 +114,7 @@ class Scaled:
 
     def __getitem__(self, rows: object) -> "Scaled":
         """Selects along leading axes that no block spans."""
-        return Scaled(self.codes[rows], self.scales[rows], self.scaling)  # type: ignore[index]
+        return Scaled(self.codes[rows], self.scales[rows], self.scaling)  # type: ignore[call-overload]
 
 
 def scale_values(scales: Array, kind: str) -> NDArray[np.float64]:

@@ -6,7 +6,6 @@ from typing import Any, Optional
 from tapeout.dialects._mlir import ext, ir
 from tapeout.dialects.nn import Nn
 
-
 MOST_INPUTS, MOST_RESULTS = 16, 4
 """Widest group that can be written. IRDL gives all values of one variadic field one type, so each value is an optional field of its own."""
 
@@ -24,8 +23,11 @@ class YieldOp(Nn.Operation, name="yield", traits=[ir.IsTerminatorTrait]):
 class FusedOp(Nn.Operation, name="fused"):
     """Runs its region on its inputs; `kind` names the pattern, by which a kernel is found."""
 
-    __annotations__ = {  # noqa: RUF012 (what the bindings read fields from)
-        **_optional("out", MOST_RESULTS, ext.Result), **_optional("input", MOST_INPUTS, ext.Operand), "kind": ir.StringAttr, "body": ext.Region,
+    __annotations__ = {
+        **_optional("out", MOST_RESULTS, ext.Result),
+        **_optional("input", MOST_INPUTS, ext.Operand),
+        "kind": ir.StringAttr,
+        "body": ext.Region,
     }
 
     def verify_invariants(self) -> bool:

@@ -26,7 +26,7 @@ def unsugar(text: str) -> str:
 @cache
 def _bare(names: frozenset[str]) -> re.Pattern[str]:
     """A string, a comment, or (group 1) an op name of ours in front of its operands."""
-    op = rf'(?<![\w!#@%.$-])((?:{"|".join(sorted(names))})\.[a-z_][a-z0-9_]*)(?=\()'
+    op = rf"(?<![\w!#@%.$-])((?:{'|'.join(sorted(names))})\.[a-z_][a-z0-9_]*)(?=\()"
     return re.compile(rf'"(?:[^"\\\n]|\\.)*"|//[^\n]*|{op}')
 
 

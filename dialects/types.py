@@ -85,8 +85,9 @@ def to_ir(view: View) -> ir.Type:
         case Blocks(entry, ratio):
             return BlocksType.get(ir.TypeAttr.get(to_ir(entry)), _i64(ratio))
         case Tensor(shape, Number(element, scaling)):
-            encoding = None if scaling is None else ScaledAttr.get(
-                ir.StringAttr.get(scaling.scale), _i64(scaling.rows), _i64(scaling.columns))
+            encoding = (
+                None if scaling is None else ScaledAttr.get(ir.StringAttr.get(scaling.scale), _i64(scaling.rows), _i64(scaling.columns))
+            )
             return ir.RankedTensorType.get([DYNAMIC if n is None else n for n in shape], element_type(element), encoding)
 
 

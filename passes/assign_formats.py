@@ -73,7 +73,9 @@ def _require_plain(function: func.FuncOp) -> None:
     """Groups and calls hold values whose numbers are settled: this pass comes before those that make them."""
     found = next((op for op in operations(function) if op.name in ("nn.fused", "func.call")), None)
     if found is not None:
-        raise PassError(f"{found.name} at {found.location} in @{function.name.value}; expected plain ops: run assign-formats in front of fusing and outlining")
+        raise PassError(
+            f"{found.name} at {found.location} in @{function.name.value}; expected plain ops: run assign-formats in front of fusing and outlining"
+        )
 
 
 def _rebuild(old: func.FuncOp) -> None:
@@ -183,8 +185,11 @@ def _stored(attributes: dict[str, Any], views: list[View | None]) -> list[Number
 
 
 QUANTIZED: dict[str, Callable[[dict[str, Any], list[View | None]], list[Number | None]]] = {
-    "nn.linear": _product, "moe.expert_linear": _product, **{name: _scored for name in SCORED},
-    "cache.stage": _stored, "cache.append": _stored,
+    "nn.linear": _product,
+    "moe.expert_linear": _product,
+    **dict.fromkeys(SCORED, _scored),
+    "cache.stage": _stored,
+    "cache.append": _stored,
 }
 
 

@@ -73,7 +73,9 @@ def _one_extent(op: ir.Operation, found: Extents) -> str | None:
     """The extent that all ragged operands share; an op without a rule of its own counts its rows once."""
     names = list(dict.fromkeys(found[v] for v in op.operands if v in found))
     if len(names) > 1:
-        raise PassError(f"{op.name} at {op.location} takes values of {' and '.join(names)} rows; expected one extent: bring them to one with nn.take")
+        raise PassError(
+            f"{op.name} at {op.location} takes values of {' and '.join(names)} rows; expected one extent: bring them to one with nn.take"
+        )
     return names[0] if names else None
 
 
@@ -102,7 +104,9 @@ def _require_extents(target: func.FuncOp, call: ir.Operation, given: list[str | 
     for i, name in enumerate(given):
         stated = argument_attribute(target, i, "tapeout.extent")
         if stated != name:
-            raise PassError(f"{call.name} at {call.location} passes {name or 'no'} rows as argument {i} of @{target.name.value}; expected {stated or 'none'}")
+            raise PassError(
+                f"{call.name} at {call.location} passes {name or 'no'} rows as argument {i} of @{target.name.value}; expected {stated or 'none'}"
+            )
 
 
 def callee(function: func.FuncOp, call: ir.Operation) -> func.FuncOp:
@@ -113,4 +117,6 @@ def callee(function: func.FuncOp, call: ir.Operation) -> func.FuncOp:
             break
         if isinstance(op, func.FuncOp) and op.name.value == name:
             return op
-    raise PassError(f"{call.name} at {call.location} in @{function.name.value} calls @{name}; expected a function in front of @{function.name.value}")
+    raise PassError(
+        f"{call.name} at {call.location} in @{function.name.value} calls @{name}; expected a function in front of @{function.name.value}"
+    )

@@ -91,8 +91,9 @@ def _function(caller: func.FuncOp, name: str, inputs: list[ir.Value], ragged: Ex
     with ir.InsertionPoint(caller), caller.location:
         made = func.FuncOp(name, ([v.type for v in inputs], []), visibility="private")
     made.operation.regions[0].blocks.append(*[v.type for v in inputs])
-    made.operation.attributes["arg_attrs"] = ir.ArrayAttr.get([
-        ir.DictAttr.get({"tapeout.extent": ir.StringAttr.get(ragged[v])} if v in ragged else {}) for v in inputs])
+    made.operation.attributes["arg_attrs"] = ir.ArrayAttr.get(
+        [ir.DictAttr.get({"tapeout.extent": ir.StringAttr.get(ragged[v])} if v in ragged else {}) for v in inputs]
+    )
     return made
 
 

@@ -35,8 +35,10 @@ def require_graph_level(module: ir.Module) -> None:
         if not isinstance(op, func.FuncOp):
             raise PassError(f"{op.operation.name} at {op.operation.location} stands beside functions; expected func.func only")
         if len(op.operation.regions[0].blocks) != 1:
-            raise PassError(f"@{op.name.value} at {op.operation.location} has {len(op.operation.regions[0].blocks)} blocks; "
-                            "expected one: the graph level has no declarations and no branches")
+            raise PassError(
+                f"@{op.name.value} at {op.operation.location} has {len(op.operation.regions[0].blocks)} blocks; "
+                "expected one: the graph level has no declarations and no branches"
+            )
         for i, kind in enumerate((*op.type.inputs, *op.type.results)):
             _require_known(kind, f"type {i} of @{op.name.value}")
         _known_ops(op)
@@ -45,8 +47,9 @@ def require_graph_level(module: ir.Module) -> None:
 def _known_ops(function: func.FuncOp) -> None:
     for op in _every_op(operations(function)):
         if op.name not in REGISTRY and op.name not in ("func.call", "func.return", "nn.fused"):
-            raise PassError(f"{op.name} at {op.location} in @{function.name.value} is no op of the graph level; "
-                            "expected one of our dialects")
+            raise PassError(
+                f"{op.name} at {op.location} in @{function.name.value} is no op of the graph level; expected one of our dialects"
+            )
         if op.name == "func.call":
             callee(function, op)
         for result in op.results:
@@ -76,7 +79,8 @@ def _rings_are_committed_last(function: func.FuncOp, callees: dict[str, set[int]
             if value in committed:
                 raise PassError(
                     f"{op.name} at {op.location} uses a ring that {committed[value].name} at {committed[value].location} has already written; "
-                    "expected every read and stage of a step in front of its commit (docs/architecture.md, rings): move the commit behind it")
+                    "expected every read and stage of a step in front of its commit (docs/architecture.md, rings): move the commit behind it"
+                )
         if op.name == "cache.commit":
             committed[op.operands[0]] = op
         if op.name == "func.call":

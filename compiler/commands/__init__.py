@@ -37,13 +37,19 @@ def entry() -> None:
 def _application() -> Callable[..., object]:
     import typer
 
-    app = typer.Typer(name="tapeout", help="Compile DeepSeek-V4.1-Flash to hardware binaries ahead of time and run them offline.",
-                      rich_markup_mode=None, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+    app = typer.Typer(
+        name="tapeout",
+        help="Compile DeepSeek-V4.1-Flash to hardware binaries ahead of time and run them offline.",
+        rich_markup_mode=None,
+        add_completion=False,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+    )
     for name in sorted(m.name for m in pkgutil.iter_modules(__path__)):
         module = importlib.import_module(f"{__name__}.{name}")
-        command = getattr(module, "command", None)
+        command = module.command
         if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name.removesuffix("_"), help=module.__doc__.splitlines()[0])
+            app.add_typer(command, name=name.removesuffix("_"), help=(module.__doc__ or name).splitlines()[0])
         else:
             app.command(name.removesuffix("_"))(command)
     return app

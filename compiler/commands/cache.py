@@ -19,7 +19,9 @@ def ls(cache: Folder = None, as_json: Json = False) -> None:
     store = Cache(cache or default_root())
     entries = list(store.entries())
     data = {"root": str(store.root), "bytes": sum(e.size for e in entries), "entries": [{"key": e.key, "bytes": e.size} for e in entries]}
-    report.emit(data, as_json, lambda: report.table(f"{store.root}: {data['bytes']:,} bytes", ["key", "bytes"], [(e.key, e.size) for e in entries]))
+    report.emit(
+        data, as_json, lambda: report.table(f"{store.root}: {data['bytes']:,} bytes", ["key", "bytes"], [(e.key, e.size) for e in entries])
+    )
 
 
 @command.command()
@@ -32,13 +34,17 @@ def verify(cache: Folder = None, as_json: Json = False) -> None:
     entries = list(store.entries())
     damaged = [e.key for e in entries if not e.is_sound]
     data = {"root": str(store.root), "entries": len(entries), "damaged": damaged}
-    report.emit(data, as_json, lambda: print(f"{store.root}: {len(entries)} entries, {len(damaged)} damaged" + "".join(f"\n  {k}" for k in damaged)))
+    report.emit(
+        data, as_json, lambda: print(f"{store.root}: {len(entries)} entries, {len(damaged)} damaged" + "".join(f"\n  {k}" for k in damaged))
+    )
     if damaged:
         raise typer.Exit(1)
 
 
 @command.command()
-def prune(keep: Annotated[int, typer.Option(help="MiB to keep, the most recently used")] = 0, cache: Folder = None, as_json: Json = False) -> None:
+def prune(
+    keep: Annotated[int, typer.Option(help="MiB to keep, the most recently used")] = 0, cache: Folder = None, as_json: Json = False
+) -> None:
     """Remove damaged entries, then the least recently used ones beyond --keep."""
     from tapeout.compiler import report
     from tapeout.compiler.cache import Cache, default_root

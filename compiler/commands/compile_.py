@@ -37,17 +37,41 @@ def command(
     from tapeout.compiler.tuning import read_tuning
 
     settings = Settings(
-        target=target, max_rows=max_rows, max_sequences=max_sequences, max_outputs=max_outputs, max_context=max_context, block_tokens=block_tokens,
-        workspace_bytes=workspace * MEBIBYTE, cpu=cpu, buckets=parse_buckets(row_buckets), jobs=jobs, dump=dump,
-        print_ir_after=tuple(print_ir_after or ()), stop_after=stop_after, check_passes=check_passes, tuned=read_tuning(tuning))
+        target=target,
+        max_rows=max_rows,
+        max_sequences=max_sequences,
+        max_outputs=max_outputs,
+        max_context=max_context,
+        block_tokens=block_tokens,
+        workspace_bytes=workspace * MEBIBYTE,
+        cpu=cpu,
+        buckets=parse_buckets(row_buckets),
+        jobs=jobs,
+        dump=dump,
+        print_ir_after=tuple(print_ir_after or ()),
+        stop_after=stop_after,
+        check_passes=check_passes,
+        tuned=read_tuning(tuning),
+    )
     with report.progress("kernels") as update:
         watch = Watch(ir=_print_ir, kernel=update)
         made = compile_path(path, output, settings, watch, allow_unknown_keys=allow_unknown_keys)
     if made is None:
         return
-    facts = {"artifact": str(output), "identity": made.identity, "kernels": len(made.kernels), "bytes": made.size_bytes, "seconds": made.seconds}
-    report.emit(facts, as_json, lambda: print(
-        f"{output}: {len(made.kernels)} kernels, {made.size_bytes:,} bytes, identity {made.identity[:16]}, {made.seconds:.1f} s"))
+    facts = {
+        "artifact": str(output),
+        "identity": made.identity,
+        "kernels": len(made.kernels),
+        "bytes": made.size_bytes,
+        "seconds": made.seconds,
+    }
+    report.emit(
+        facts,
+        as_json,
+        lambda: print(
+            f"{output}: {len(made.kernels)} kernels, {made.size_bytes:,} bytes, identity {made.identity[:16]}, {made.seconds:.1f} s"
+        ),
+    )
 
 
 def _print_ir(stage: str, content: str) -> None:

@@ -12,5 +12,13 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="print JSON")] 
 
     found = findings()
     data = [{"what": f.what, "found": f.found, "needed": f.needed, "ok": f.is_ok, "do": f.remedy} for f in found]
-    report.emit(data, as_json, lambda: print("\n".join(
-        f"{'ok     ' if f.is_ok else 'missing'} {f.what}: found {f.found}" + ("" if f.is_ok else f", needed {f.needed}: {f.remedy}") for f in found)))
+    report.emit(
+        data,
+        as_json,
+        lambda: print(
+            "\n".join(
+                f"{'ok     ' if f.is_ok else 'missing'} {f.what}: found {f.found}" + ("" if f.is_ok else f", needed {f.needed}: {f.remedy}")
+                for f in found
+            )
+        ),
+    )

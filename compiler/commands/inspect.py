@@ -34,11 +34,20 @@ def _model(path: Path, allow_unknown_keys: bool, as_json: bool) -> None:
         "tensors": weights.total.tensors,
         "bytes": weights.total.size_bytes,
         "bytes_by_dtype": {dtype.value: size for dtype, size in weights.bytes_by_dtype},
-        "parameters": {"total": weights.total.parameters, "backbone": weights.backbone.parameters, "active_prefill": active.prefill,
-                       "active_decode": active.decode, "head": active.head, "draft": weights.draft.parameters,
-                       "vision": weights.vision.parameters, "engram_tables": weights.engram_tables.parameters},
-        "groups": {row.name: {"tensors": row.tensors, "parameters": row.parameters, "bytes": row.size_bytes}
-                   for row in (*weights.groups, *weights.draft_groups)},
+        "parameters": {
+            "total": weights.total.parameters,
+            "backbone": weights.backbone.parameters,
+            "active_prefill": active.prefill,
+            "active_decode": active.decode,
+            "head": active.head,
+            "draft": weights.draft.parameters,
+            "vision": weights.vision.parameters,
+            "engram_tables": weights.engram_tables.parameters,
+        },
+        "groups": {
+            row.name: {"tensors": row.tensors, "parameters": row.parameters, "bytes": row.size_bytes}
+            for row in (*weights.groups, *weights.draft_groups)
+        },
         "ignored_keys": list(config.ignored),
         "checkpoint": _checkpoint(path, config),
     }
@@ -52,7 +61,13 @@ def _checkpoint(path: Path, config: "ModelConfig") -> dict[str, Any] | None:
     from tapeout.models.deepseek_v41.checkpoint import open_checkpoint
 
     found = open_checkpoint(path, config)
-    return {"mapped": len(found.tensors), "unmapped": 0, "bytes": found.size_bytes, "shards": len(found.shards), "strays": list(found.strays)}
+    return {
+        "mapped": len(found.tensors),
+        "unmapped": 0,
+        "bytes": found.size_bytes,
+        "shards": len(found.shards),
+        "strays": list(found.strays),
+    }
 
 
 def _show(data: dict[str, Any], weights: Any, active: Any) -> None:
@@ -66,8 +81,10 @@ def _show(data: dict[str, Any], weights: Any, active: Any) -> None:
     print(f"active: prefill {active.prefill:,}, decode {active.decode:,}, lm head {active.head:,}")
     if data["checkpoint"]:
         found = data["checkpoint"]
-        print(f"checkpoint: {found['mapped']:,} tensors mapped, {found['unmapped']} unmapped, {found['bytes']:,} bytes in {found['shards']} shards"
-              + (f"; not read: {', '.join(found['strays'])}" if found["strays"] else ""))
+        print(
+            f"checkpoint: {found['mapped']:,} tensors mapped, {found['unmapped']} unmapped, {found['bytes']:,} bytes in {found['shards']} shards"
+            + (f"; not read: {', '.join(found['strays'])}" if found["strays"] else "")
+        )
     if data["ignored_keys"]:
         print(f"keys without effect: {', '.join(data['ignored_keys'])}")
 
@@ -79,14 +96,28 @@ def _artifact(path: Path, as_json: bool) -> None:
     artifact = load_artifact(path)
     m = artifact.manifest
     launches = {entry: {str(b): len(p.launches) for b, p in programs.items()} for entry, programs in artifact.programs.items()}
-    data = {"identity": m.identity, "architecture": m.model.architecture, "fingerprint": m.model.fingerprint, "targets": list(m.targets),
-            "options": m.options.model_dump(), "row_buckets": list(m.row_buckets), "launches": launches, "toolchain": m.toolchain,
-            "kernels": [k.model_dump() for k in m.kernels], "states": [s.model_dump(mode="json") for s in m.states]}
+    data = {
+        "identity": m.identity,
+        "architecture": m.model.architecture,
+        "fingerprint": m.model.fingerprint,
+        "targets": list(m.targets),
+        "options": m.options.model_dump(),
+        "row_buckets": list(m.row_buckets),
+        "launches": launches,
+        "toolchain": m.toolchain,
+        "kernels": [k.model_dump() for k in m.kernels],
+        "states": [s.model_dump(mode="json") for s in m.states],
+    }
 
     def show() -> None:
-        print(f"artifact {m.identity[:16]} of {m.model.architecture} for {', '.join(m.targets)} ({m.cpu.level}); row buckets {list(m.row_buckets)}")
-        report.table("kernels", ["family", "op", "schedule", "origin"],
-                     [(k.family, k.op, " ".join(f"{n}={v}" for n, v in k.schedule.items()), k.origin) for k in m.kernels])
+        print(
+            f"artifact {m.identity[:16]} of {m.model.architecture} for {', '.join(m.targets)} ({m.cpu.level}); row buckets {list(m.row_buckets)}"
+        )
+        report.table(
+            "kernels",
+            ["family", "op", "schedule", "origin"],
+            [(k.family, k.op, " ".join(f"{n}={v}" for n, v in k.schedule.items()), k.origin) for k in m.kernels],
+        )
         report.table("launches", ["entry point", *map(str, m.row_buckets)], [(e, *per.values()) for e, per in launches.items()])
 
     report.emit(data, as_json, show)

@@ -32,8 +32,15 @@ def command(
     from tapeout.models.deepseek_v41.config import load_config
 
     config = load_config(path, allow_unknown_keys=allow_unknown_keys)
-    settings = Settings(target=target, max_rows=max_rows, max_sequences=sequences, max_outputs=max_outputs, max_context=context, block_tokens=block_tokens,
-                        workspace_bytes=workspace * MEBIBYTE)
+    settings = Settings(
+        target=target,
+        max_rows=max_rows,
+        max_sequences=sequences,
+        max_outputs=max_outputs,
+        max_context=context,
+        block_tokens=block_tokens,
+        workspace_bytes=workspace * MEBIBYTE,
+    )
     planned = plan(config, settings, Watch())
     assert planned is not None, "a plan without stop_after is whole"
     data = facts(config, settings, planned)
@@ -50,15 +57,28 @@ def facts(config: "ModelConfig", settings: "Settings", planned: "Planned") -> di
     arena = max(programs[largest].arena_bytes for programs in planned.programs.values())
     exchange = _exchange(planned, settings, config.text.dspark_block_size)
     return {
-        "state": {"bytes_per_token": state.bytes_per_token, "bytes_per_sequence": state.bytes_per_sequence, "bytes_stored": state.encoder_rings,
-                  "bytes": state.bytes_per_token * settings.max_context * settings.max_sequences + state.bytes_per_sequence * settings.max_sequences},
+        "state": {
+            "bytes_per_token": state.bytes_per_token,
+            "bytes_per_sequence": state.bytes_per_sequence,
+            "bytes_stored": state.encoder_rings,
+            "bytes": state.bytes_per_token * settings.max_context * settings.max_sequences
+            + state.bytes_per_sequence * settings.max_sequences,
+        },
         "flops": {"prefill": 2 * active.prefill, "decode": 2 * (active.decode + active.head)},
-        "weights": {"mapped": sum(p.bytes for p in parts if p.layout == "as_stored"), "packed": sum(p.bytes for p in parts if p.layout == "packed")},
+        "weights": {
+            "mapped": sum(p.bytes for p in parts if p.layout == "as_stored"),
+            "packed": sum(p.bytes for p in parts if p.layout == "packed"),
+        },
         "arena_bytes": arena + sum(exchange.values()),
-        "arena": {"scratch": arena, "exchange": exchange,
-                  "by_bucket": {b: max(p[b].arena_bytes for p in planned.programs.values()) for b in planned.programs["encoder"]}},
-        "kernels": [{"symbol": k.symbol, "family": k.choice.family, "request": str(k.choice.request), "schedule": dict(k.choice.schedule)}
-                    for k in planned.kernels],
+        "arena": {
+            "scratch": arena,
+            "exchange": exchange,
+            "by_bucket": {b: max(p[b].arena_bytes for p in planned.programs.values()) for b in planned.programs["encoder"]},
+        },
+        "kernels": [
+            {"symbol": k.symbol, "family": k.choice.family, "request": str(k.choice.request), "schedule": dict(k.choice.schedule)}
+            for k in planned.kernels
+        ],
         "launches": {name: len(programs[largest].launches) for name, programs in planned.programs.items()},
     }
 
@@ -82,10 +102,14 @@ def _show(data: dict[str, Any]) -> None:
     from tapeout.compiler.report import table
 
     state, flops, weights = data["state"], data["flops"], data["weights"]
-    print(f"state: {state['bytes_per_token']:,} B/token, {state['bytes_per_sequence']:,} B per sequence, {state['bytes_stored']:,} B of it kept for "
-          f"prefix reuse; {state['bytes']:,} B in all")
+    print(
+        f"state: {state['bytes_per_token']:,} B/token, {state['bytes_per_sequence']:,} B per sequence, {state['bytes_stored']:,} B of it kept for "
+        f"prefix reuse; {state['bytes']:,} B in all"
+    )
     print(f"work per token: prefill {flops['prefill'] / 1e9:.2f} GFLOP, decode {flops['decode'] / 1e9:.2f} GFLOP")
     print(f"weights: {weights['mapped']:,} B mapped as stored, {weights['packed']:,} B packed at load")
     print(f"arena: {data['arena_bytes']:,} B ({data['arena']['scratch']:,} scratch)")
     table("launches of the largest bucket", ["entry point", "launches"], list(data["launches"].items()))
-    table("kernels", ["symbol", "schedule"], [(k["symbol"], " ".join(f"{n}={v}" for n, v in k["schedule"].items())) for k in data["kernels"]])
+    table(
+        "kernels", ["symbol", "schedule"], [(k["symbol"], " ".join(f"{n}={v}" for n, v in k["schedule"].items())) for k in data["kernels"]]
+    )

@@ -13,7 +13,9 @@ def command(
     artifact: Annotated[Path, typer.Argument(help="folder that `tapeout compile` wrote")],
     weights: Annotated[Path, typer.Option(help="Hugging Face folder with the checkpoint")],
     prompt: Annotated[list[str] | None, typer.Option(help="a prompt; may be given again")] = None,
-    prompts: Annotated[Path | None, typer.Option(help="JSON lines with `prompt` or `token_ids`, optionally `id` and sampling fields")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON lines with `prompt` or `token_ids`, optionally `id` and sampling fields")
+    ] = None,
     token_ids: Annotated[Path | None, typer.Option(help="one prompt a line, as token ids separated by spaces")] = None,
     max_tokens: Annotated[int, typer.Option(help="tokens to emit")] = 64,
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
@@ -50,5 +52,3 @@ def command(
 def _show(outputs: "list[RequestOutput]") -> None:
     for output in outputs:
         print(f"{output.prompt or ''}{output.outputs[0].text}")
-
-

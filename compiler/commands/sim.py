@@ -34,8 +34,15 @@ def speculation(
     from tapeout.runtime.sim.acceptance import persistence as persistence_of
     from tapeout.runtime.sim.acceptance import recorded_load
 
-    scenario = simulator.scenario_of(preset, seeds=tuple(range(seeds)), steps=steps, sequences=tuple(sequences) if sequences else None,
-                                     lag=lag, persistence=persistence, variable_ms=variable_ms)
+    scenario = simulator.scenario_of(
+        preset,
+        seeds=tuple(range(seeds)),
+        steps=steps,
+        sequences=tuple(sequences) if sequences else None,
+        lag=lag,
+        persistence=persistence,
+        variable_ms=variable_ms,
+    )
     named = list(simulator.RULES) if rules == ["all"] else rules or ["fixed", "peer", "shadow", "ours"]
     if trace is None:
         lines, known = simulator.simulated(scenario, named), {"persistence": scenario.process.persistence}
@@ -57,11 +64,17 @@ def _show(data: dict[str, Any], out: Path | None) -> None:
     scenario = data["scenario"]
     drawn = f"seeds {scenario['seeds'][0]} to {scenario['seeds'][-1]}, {scenario['steps']} steps each"
     what = f"trace {data['trace']}" if data["trace"] else drawn
-    report.table(f"{what}, persistence {data['persistence']}, lag {scenario['lag']}", columns,
-                 [[line[name] for name in columns] for line in data["lines"]])
+    report.table(
+        f"{what}, persistence {data['persistence']}, lag {scenario['lag']}",
+        columns,
+        [[line[name] for name in columns] for line in data["lines"]],
+    )
     if data["targets"]:
         columns = ["what", "published", "low", "high", "found", "is_met"]
-        report.table("published figures at 60 sequences (the scenario was fitted to them)", columns,
-                     [[target[name] for name in columns] for target in data["targets"]])
+        report.table(
+            "published figures at 60 sequences (the scenario was fitted to them)",
+            columns,
+            [[target[name] for name in columns] for target in data["targets"]],
+        )
     if out is not None:
         print(f"plot: {out}")

@@ -30,12 +30,27 @@ def toy_input(name: str, view: Tensor, config: ModelConfig, options: GraphOption
     tables = np.arange(options.max_sequences * options.max_blocks, dtype=i32).reshape(-1, options.max_blocks)
     last = (ends - 1).astype(i32)
     given: dict[str, Any] = {
-        "tokens": tokens, "positions": positions, "slots": slots, "starts": starts, "ends": all_ends, "floors": np.zeros(rows, i32),
-        "block_table": tables, "kept": np.arange(rows, dtype=i32), "kept_starts": starts, "kept_ends": all_ends,
-        "kept_floors": np.zeros(rows, i32), "outputs": last, "temperature": np.array([0.0, 0.8], np.float32)[:sequences],
-        "top_k": np.full(sequences, -1, i32), "top_p": np.full(sequences, 0.9, np.float32), "seeds": np.arange(sequences, dtype=np.int64) + 7,
-        "sample_slots": np.arange(sequences, dtype=i32), "sample_positions": positions[last], "golden_rows": np.arange(sequences, dtype=i32),
-        "draft_positions": positions[last], "draft_slots": np.arange(sequences, dtype=i32),
+        "tokens": tokens,
+        "positions": positions,
+        "slots": slots,
+        "starts": starts,
+        "ends": all_ends,
+        "floors": np.zeros(rows, i32),
+        "block_table": tables,
+        "kept": np.arange(rows, dtype=i32),
+        "kept_starts": starts,
+        "kept_ends": all_ends,
+        "kept_floors": np.zeros(rows, i32),
+        "outputs": last,
+        "temperature": np.array([0.0, 0.8], np.float32)[:sequences],
+        "top_k": np.full(sequences, -1, i32),
+        "top_p": np.full(sequences, 0.9, np.float32),
+        "seeds": np.arange(sequences, dtype=np.int64) + 7,
+        "sample_slots": np.arange(sequences, dtype=i32),
+        "sample_positions": positions[last],
+        "golden_rows": np.arange(sequences, dtype=i32),
+        "draft_positions": positions[last],
+        "draft_slots": np.arange(sequences, dtype=i32),
     }
     given |= {f"draft_{key}": given[key] for key in ("temperature", "top_k", "top_p", "seeds")}
     return given[name]

@@ -46,8 +46,10 @@ def _report(artifact: Path, weights: Path, drafts: bool, rows: int) -> None:
     python = statistics.median(s - n for s, n in zip(steps, native, strict=True)) * 1e3
     middle = statistics.median(native) * 1e3
     moved = _weight_bytes(engine)
-    print(f"decode step, one sequence, drafts {'on' if drafts else 'off'}: native {middle:.3f} ms (bound {NATIVE_BOUND_MS}), Python {python:.3f} ms "
-          f"(bound {PYTHON_BOUND_MS}), {table.count} launches; weights {moved:,} B, at 10 GB/s {moved / 1e10 * 1e3:.3f} ms")
+    print(
+        f"decode step, one sequence, drafts {'on' if drafts else 'off'}: native {middle:.3f} ms (bound {NATIVE_BOUND_MS}), Python {python:.3f} ms "
+        f"(bound {PYTHON_BOUND_MS}), {table.count} launches; weights {moved:,} B, at 10 GB/s {moved / 1e10 * 1e3:.3f} ms"
+    )
     for symbol, calls, spent in _by_kernel(engine, table)[:rows]:
         print(f"  {spent * 1e6:8.1f} us in {calls:3} launches of {symbol}")
     engine.close()

@@ -9,10 +9,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
-from tests.runtime.toy import toy_engine, write_toy
-
 from tapeout.runtime.device.cpu import LaunchTable
 from tapeout.runtime.params import SamplingParams
+from tests.runtime.toy import toy_engine, write_toy
 
 STEPS = 40  # of one request; the toy context ends there
 REPEATS = 25

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from filelock import FileLock
+
 from tapeout.compiler.api import compile_path
 from tapeout.compiler.settings import Settings
 from tapeout.models.deepseek_v41.checkpoint import open_checkpoint

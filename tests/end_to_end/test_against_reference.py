@@ -69,8 +69,10 @@ def _check(truth: Truth, found: list[Any], what: str) -> None:
     rms, maximum = float(np.sqrt(np.mean(difference**2))), float(np.abs(difference).max())
     best = [np.concatenate([x.argmax(axis=1) for x in side]) for side in (found, truth.logits)]
     wrong = np.flatnonzero((best[0] != best[1]) & truth.told_apart)
-    print(f"{what}: rms {rms:.4f} (floor {truth.floor.rms:.4f}), maximum {maximum:.3f} (floor {truth.floor.maximum:.3f}), "
-          f"told apart {truth.told_apart.mean():.3f} of {len(truth.told_apart)}")
+    print(
+        f"{what}: rms {rms:.4f} (floor {truth.floor.rms:.4f}), maximum {maximum:.3f} (floor {truth.floor.maximum:.3f}), "
+        f"told apart {truth.told_apart.mean():.3f} of {len(truth.told_apart)}"
+    )
     assert rms <= 2 * truth.floor.rms, f"{what}: rms {rms} exceeds twice the floor {truth.floor.rms}"
     assert maximum <= 2 * truth.floor.maximum, f"{what}: maximum {maximum} exceeds twice the floor {truth.floor.maximum}"
     assert not len(wrong), f"{what}: greedy tokens differ at positions {wrong[:10].tolist()} of {len(best[0])}"

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from tapeout.compiler.cache import Cache
 
+from tapeout.compiler.cache import Cache
 from tests.end_to_end.conftest import Model
 
 BLOCKED = ("torch_mlir", "torch", "triton", "jinja2")
@@ -20,8 +20,13 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 
 def _tapeout(*arguments: str, **environment: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen([sys.executable, "-m", "tapeout.compiler", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            env={"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/nonexistent", **environment})
+    return subprocess.Popen(
+        [sys.executable, "-m", "tapeout.compiler", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/nonexistent", **environment},
+    )
 
 
 @pytest.mark.full
@@ -44,10 +49,22 @@ def test_compiling_again_gives_the_same_bytes(model: Model, tmp_path: Path) -> N
     cache = model.artifact.parent / "cache"
     first = json.loads((model.artifact / "manifest.json").read_text())
     options = first["options"]
-    asked = ["--max-rows", options["max_rows"], "--max-sequences", options["max_sequences"], "--max-context", options["max_context"], "--max-outputs", options["max_outputs"],
-             "--block-tokens", options["block_tokens"]]
+    asked = [
+        "--max-rows",
+        options["max_rows"],
+        "--max-sequences",
+        options["max_sequences"],
+        "--max-context",
+        options["max_context"],
+        "--max-outputs",
+        options["max_outputs"],
+        "--block-tokens",
+        options["block_tokens"],
+    ]
     before = {e.key for e in Cache(cache).entries()}
-    process = _tapeout("compile", str(model.weights), "-o", str(tmp_path / "again"), *map(str, asked), TAPEOUT_CACHE_DIR=str(cache.parent / "link"))
+    process = _tapeout(
+        "compile", str(model.weights), "-o", str(tmp_path / "again"), *map(str, asked), TAPEOUT_CACHE_DIR=str(cache.parent / "link")
+    )
     link = cache.parent / "link" / "v1"
     link.parent.mkdir(exist_ok=True)
     if not link.exists():
@@ -65,7 +82,8 @@ def test_running_needs_no_compiler(model: Model, tmp_path: Path) -> None:
         f"for name in {BLOCKED!r}: sys.modules[name] = None\n"
         "from tapeout.compiler.commands import main\n"
         f"sys.exit(main(['run', {str(model.artifact)!r}, '--weights', {str(model.weights)!r}, '--prompt', 'Once', '--prompt', 'A', '--json',"
-        " '--max-tokens', '5']))\n")
+        " '--max-tokens', '5']))\n"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     *lines, totals = [json.loads(line) for line in done.stdout.splitlines()]
@@ -78,7 +96,8 @@ def test_loading_is_quick(model: Model) -> None:
     code = (
         "import time; a = time.perf_counter()\n"
         "from tapeout.runtime.llm import LLM; import tapeout.models.deepseek_v41.tokenizer, tapeout.models.deepseek_v41.checkpoint\n"
-        f"b = time.perf_counter(); llm = LLM({str(model.artifact)!r}, {str(model.weights)!r}); print(time.perf_counter() - b)\n")
+        f"b = time.perf_counter(); llm = LLM({str(model.artifact)!r}, {str(model.weights)!r}); print(time.perf_counter() - b)\n"
+    )
     best = [(9.0, 9.0)] * 2
     for _ in range(5):
         started = time.perf_counter()

@@ -23,14 +23,32 @@ def _distances(model: Model, tokens: list[int], pieces: list[int]) -> np.ndarray
     return np.abs(found - truth).max(axis=1)
 
 
-@pytest.mark.parametrize(("count", "pieces"), [
-    (1, [1]),  # Engram looks back over the start; one odd token; no entry
-    (2, [2]), (2, [1, 1]),  # the first pair, in one chunk and across two
-    (3, [3]), (3, [2, 1]), (3, [1, 2]),  # an odd tail
-    (15, [15]), (16, [16]), (17, [17]), (18, [9, 9]),  # window edges
-    (22, [22]), (23, [23]), (60, [60]), (60, [22, 38]), (60, [23, 37]),  # the ring's length, and chunks beyond it
-    (64, [64]), (65, [65]), (66, [33, 33]), (130, [130]), (131, [64, 67]),  # where candidates begin to restrict
-], ids=str)
+@pytest.mark.parametrize(
+    ("count", "pieces"),
+    [
+        (1, [1]),  # Engram looks back over the start; one odd token; no entry
+        (2, [2]),
+        (2, [1, 1]),  # the first pair, in one chunk and across two
+        (3, [3]),
+        (3, [2, 1]),
+        (3, [1, 2]),  # an odd tail
+        (15, [15]),
+        (16, [16]),
+        (17, [17]),
+        (18, [9, 9]),  # window edges
+        (22, [22]),
+        (23, [23]),
+        (60, [60]),
+        (60, [22, 38]),
+        (60, [23, 37]),  # the ring's length, and chunks beyond it
+        (64, [64]),
+        (65, [65]),
+        (66, [33, 33]),
+        (130, [130]),
+        (131, [64, 67]),  # where candidates begin to restrict
+    ],
+    ids=str,
+)
 def test_edges(model: Model, noise: float, count: int, pieces: list[int]) -> None:
     """A wrong edge moves every row behind it; rounding moves single rows, and never by more than twice what it moves in the reference."""
     found = _distances(model, prompt(count, 300 + count), pieces)

@@ -3,7 +3,6 @@
 Two forms: `tapeout opt %s -p "passes" | filecheck %s` and `not tapeout opt %s -p "passes" 2>&1 | filecheck %s`.
 """
 
-import io
 import re
 import shlex
 from pathlib import Path

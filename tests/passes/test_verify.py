@@ -41,7 +41,7 @@ func.func @f(%x: tensor<?xi32> {tapeout.extent = "rows"}) { call @g(%x) : (tenso
 
 @pytest.mark.parametrize(("source", "sentence"), [
     (GROUP, "math.exp at loc(\"-\":5:10) in @f is no op of the graph level; expected one of our dialects"),
-    (CALLED, 'func.call at loc("-":3:66) passes rows rows as argument 0 of @g; expected kept'),
+    (CALLED, 'func.call at loc("-":3:61) passes rows rows as argument 0 of @g; expected kept'),
     ("func.func @f() { call @f() : () -> () return }", 'func.call at loc("-":1:18) in @f calls @f; expected a function in front of @f'),
     ("func.func @f() { call @g() : () -> () return }\nfunc.func private @g() { return }",
      'func.call at loc("-":1:18) in @f calls @g; expected a function in front of @f'),
