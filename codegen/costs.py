@@ -13,20 +13,28 @@ Coefficients = dict[str, dict[str, float]]
 
 LONG, LONGER = 1 << 20, 1 << 21
 """Visible entries at which the slope is taken: beyond every selection width of the model."""
+PAIR = 2
+"""Rows of a sample: enough of them that two experts can be hit."""
 
 
 def launch_cost(op: ir.Operation, extent: str | None) -> Coefficients:
     """Coefficients of one launch; `extent` names the run-time row count of the op."""
     unit = extent or "rows"
-    samples = {
-        name: _quantities(op_cost(op, sizes))
-        for name, sizes in {"none": Sizes(0), "row": Sizes(1, LONG), "more": Sizes(1, LONGER), "expert": Sizes(0, experts=1)}.items()
-    }
+    base, rows, longer, experts = (
+        _quantities(op_cost(op, sizes))
+        for sizes in (
+            Sizes(PAIR, LONG, experts=1),
+            Sizes(2 * PAIR, LONG, experts=1),
+            Sizes(PAIR, LONGER, experts=1),
+            Sizes(PAIR, LONG, experts=2),
+        )
+    )
     out: Coefficients = {}
-    for quantity in sorted({q for s in samples.values() for q in s}):
-        fixed, row, more, expert = (samples[s].get(quantity, 0) for s in ("none", "row", "more", "expert"))
-        slope = (more - row) / (LONGER - LONG)
-        terms = {"fixed": float(fixed), unit: row - fixed - slope * LONG, f"{unit}*entries": slope, "experts": float(expert - fixed)}
+    for quantity in sorted({*base, *rows, *longer, *experts}):
+        start, more, long, hit = (sample.get(quantity, 0) for sample in (base, rows, longer, experts))
+        row, expert = (more - start) / PAIR, float(hit - start)
+        slope = (long - start) / (LONGER - LONG) / PAIR
+        terms = {"fixed": start - PAIR * row - expert, unit: row - slope * LONG, f"{unit}*entries": slope, "experts": expert}
         kept = {term: value for term, value in terms.items() if value}
         if kept:
             out[quantity] = kept
@@ -34,15 +42,15 @@ def launch_cost(op: ir.Operation, extent: str | None) -> Coefficients:
 
 
 def op_cost(op: ir.Operation, sizes: Sizes) -> Cost:
-    """The cost of a graph op; a fused group does its ops' work but moves only what it takes and hands out, and what its ops read of states."""
+    """The cost of a graph op; a fused group does its ops' work and reads what they read, but values made inside move neither in nor out."""
     if op.name != "nn.fused":
         return cost_of(op.opview, sizes)
     inner = [o.operation for o in op.regions[0].blocks[0].operations if o.operation.name != "nn.yield"]
-    total = Cost(_bytes(op.operands, sizes), _bytes(op.results, sizes))
+    made = {r for one in inner for r in one.results}
+    total = Cost(written=_bytes(op.results, sizes))
     for one in inner:
         cost = cost_of(one.opview, sizes)
-        from_states = max(0, cost.read - _bytes(one.operands, sizes))
-        total = total + Cost(from_states, 0, cost.operations)
+        total = total + Cost(cost.read - _bytes([v for v in one.operands if v in made], sizes), 0, cost.operations)
     return total
 
 

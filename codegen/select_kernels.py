@@ -10,10 +10,15 @@ from typing import Any, ClassVar
 
 from tapeout.codegen.cpu import schedules as cpu_schedules
 from tapeout.codegen.kernel import Kernel, KernelError, Request, Schedule, named, request_of, select
+from tapeout.codegen.nvidia import schedules as nvidia_schedules
+from tapeout.codegen.nvidia.facts import CHIPS
 from tapeout.dialects._mlir import ir
 from tapeout.passes.define import Pass, PassError, Promise, functions, operations
 
-SCHEDULES: dict[str, Callable[[str, Request], Schedule]] = {"cpu": cpu_schedules.schedule}
+SCHEDULES: dict[str, Callable[[str, Request], Schedule]] = {
+    "cpu": cpu_schedules.schedule,
+    **{chip.name: nvidia_schedules.schedule_for(chip) for chip in CHIPS.values()},
+}
 
 
 @dataclass(frozen=True)

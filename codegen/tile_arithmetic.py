@@ -318,7 +318,10 @@ def dot(a: Value, b: Value, acc: Value | None = None) -> Value:
 
 
 def dot_scaled(a: Value, sa: Value, b: Value, sb: Value, acc: Value | None = None) -> Value:
-    """acc + (a 2^(sa-127)) (b 2^(sb-127)): e4m3 a [M, K], b [K, N], bytes sa [M, K/32], sb [N, K/32], all straight from loads."""
+    """acc + (a 2^(sa-127)) (b 2^(sb-127)): e4m3 a [M, K], b [K, N], bytes sa [M, K/32], sb [N, K/32], all straight from loads.
+
+    `a` may be i8 [M, K/2]: e2m1 codes, element 2k in the low half of byte k; for targets whose schedule asks for it.
+    """
     acc = full([shape_of(a)[0], shape_of(b)[1]], 0.0) if acc is None else acc
     return tile.DotScaledOp(acc.type, a, sa, b, sb, acc).out
 
@@ -378,14 +381,21 @@ def even_odd(x: Value) -> tuple[Value, Value]:
 
 def _pick(pairs: Value, which: int) -> Value:
     chosen = _lane_mask(shape_of(pairs), which)
-    return reduce(select(chosen, pairs, _neutral("max", kind_of(pairs))), "max", -1)
+    found = reduce(select(chosen, pairs, _neutral("max", kind_of(pairs))), "max", -1)
+    found.owner.attributes["tile.pick"] = _i32(which)  # a target that can split pairs need not search for the one that was chosen
+    return found
 
 
 def interleave(even: Value, odd: Value) -> Value:
     """Undoes `even_odd`: two tiles [..., n] to [..., 2n]."""
     shape = [*shape_of(even), 2]
     pairs = select(_lane_mask(shape, 0), broadcast(even, -1, 2), broadcast(odd, -1, 2))
+    pairs.owner.attributes["tile.join"] = ir.UnitAttr.get()
     return merge_last(pairs)
+
+
+def _i32(number: int) -> Any:
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(32), number)
 
 
 def _lane_mask(shape: Sequence[int], which: int) -> Value:

@@ -5,19 +5,24 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tapeout.compiler.cache import Cache, default_root
+from tapeout.compiler.cache import Cache, default_root, key_of
 from tapeout.compiler.driver import Watch, compile_model
 from tapeout.compiler.settings import Settings
 from tapeout.models.deepseek_v41.config import load_config
 from tapeout.runtime.artifact import MANIFEST
+from tapeout.runtime.artifact_set import members
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A written artifact: folder, identity hash, kernel symbols, bytes on disk, seconds it took."""
+    """What a compile wrote: folder, identity hash (of several targets: the hash of theirs), kernel symbols, bytes on disk, seconds it took.
+
+    `targets` holds the identity of each target's artifact.
+    """
 
     directory: Path
     identity: str
+    targets: dict[str, str]
     kernels: tuple[str, ...]
     size_bytes: int
     seconds: float
@@ -38,9 +43,12 @@ def compile_path(
     made = compile_model(config, settings or Settings(), Path(output), Cache(cache or default_root()), watch)
     if made is None:
         return None
-    manifest = json.loads((made / MANIFEST).read_text())
+    manifests = {target: json.loads((folder / MANIFEST).read_text()) for target, folder in members(made).items()}
+    identities = {target: str(manifest["identity"]) for target, manifest in manifests.items()}
+    identity = next(iter(identities.values())) if len(identities) == 1 else key_of(*identities.values())
     size = sum(p.stat().st_size for p in made.rglob("*") if p.is_file())
-    return Compiled(made, manifest["identity"], tuple(k["symbol"] for k in manifest["kernels"]), size, time.perf_counter() - started)
+    symbols = tuple(k["symbol"] for manifest in manifests.values() for k in manifest["kernels"])
+    return Compiled(made, identity, identities, symbols, size, time.perf_counter() - started)
 
 
 def compile(path: Path | str, output: Path | str, **settings: object) -> Compiled:

@@ -3,8 +3,10 @@
 The work is done by the stages; this file only connects them. Nothing is written until everything is made.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from tapeout.codegen.kernel import KernelError
@@ -13,17 +15,18 @@ from tapeout.compiler import manifest as facts
 from tapeout.compiler.cache import Cache
 from tapeout.compiler.check_passes import Checker
 from tapeout.compiler.errors import ModuleRefused, PipelineError
-from tapeout.compiler.objects import kernel_objects
-from tapeout.compiler.pipeline import KERNEL_STAGES, PASSES, graph_pipeline, run
-from tapeout.compiler.programs import step_programs
+from tapeout.compiler.pipeline import KERNEL_STAGES, OWN, PASSES, graph_pipeline, run
+from tapeout.compiler.programs import Grids, step_programs
 from tapeout.compiler.settings import Settings
+from tapeout.compiler.targets import target_of
 from tapeout.compiler.weights import weights_of
 from tapeout.dialects._mlir import ir
 from tapeout.models.deepseek_v41.config import ModelConfig
 from tapeout.models.deepseek_v41.graph import GraphError, GraphOptions, build_graph
 from tapeout.models.deepseek_v41.weights import weight_sources
 from tapeout.passes.define import Pass, PassError, text
-from tapeout.runtime.artifact import LIBRARY, ArtifactData, Program, Programs, Weights, write_artifact
+from tapeout.runtime.artifact import ArtifactData, Program, Programs, Weights, extent_bound, write_artifact
+from tapeout.runtime.artifact_set import write_set
 
 KERNELS = KERNEL_STAGES[0]
 
@@ -49,35 +52,36 @@ class Planned:
 
 
 def compile_model(config: ModelConfig, settings: Settings, output: Path, store: Cache, watch: Watch | None = None) -> Path | None:
-    """Compiles for `settings.target` and writes the artifact; None where `stop_after` ended the compile earlier.
+    """Compiles for `settings.target` and writes the artifact, or one a target into folders of `output`; None where `stop_after` ended it.
 
-    Raises `CompilerError` (input, settings, modules) and `InputError` (configuration).
+    Raises `CompilerError` (input, settings, modules, tools) and `InputError` (configuration).
     """
     watch = watch or Watch()
     _require_known("--print-ir-after", settings.print_ir_after, {*PASSES, "graph", KERNELS, "all", "changed"})
     _require_known("--stop-after", filter(None, [settings.stop_after]), {*PASSES, *KERNEL_STAGES})
-    planned = plan(config, settings, watch)
+    for target in settings.targets:
+        target_of(target).require()
+    planned = plans(config, settings, watch)
     if planned is None or settings.stop_after == KERNELS:
         return None
     watch.stage("kernels")
-    total, done = len(planned.kernels), [0]
+    total, done = sum(len(one.kernels) for one in planned.values()), [0]
 
     def progress(symbol: str) -> None:
         done[0] += 1
         watch.kernel(done[0], total, symbol)
 
-    objects = kernel_objects(planned.kernels, settings.cpu, store, settings.jobs, progress)
-    if settings.stop_after == "lower-tile-to-loops":
+    made: dict[str, tuple[ArtifactData, Mapping[str, bytes]]] = {}
+    for target, one in planned.items():
+        own = settings.for_target(target)
+        built = target_of(target).build(one.kernels, own, store, progress)
+        if built is not None:
+            manifest = facts.manifest(config, own, one.kernels, one.states, built)
+            made[target] = ArtifactData(manifest, Programs(programs=one.programs), one.weights), built.files  # type: ignore[arg-type]
+    if settings.stop_after is not None:
         return None
-    watch.stage("link")
-    library = facts.library(objects, settings.cpu, store)
-    data = ArtifactData(
-        facts.manifest(config, settings, planned.kernels, planned.states),
-        Programs(programs=planned.programs),  # type: ignore[arg-type]
-        planned.weights,
-    )
-    sources = {f"source/cpu/{k.symbol}.mlir": k.text.encode() for k in planned.kernels}
-    return write_artifact(output, data, {LIBRARY: library, **sources})
+    watch.stage("write")
+    return write_set(output, made) if len(made) > 1 else write_artifact(output, *next(iter(made.values())))
 
 
 def _require_known(option: str, names: Iterable[str], known: set[str]) -> None:
@@ -87,7 +91,13 @@ def _require_known(option: str, names: Iterable[str], known: set[str]) -> None:
 
 
 def plan(config: ModelConfig, settings: Settings, watch: Watch) -> Planned | None:
-    """The graph, its passes, kernels and programs; None where `stop_after` names a graph pass."""
+    """The graph, its passes, kernels and programs for one target; None where `stop_after` names a graph pass."""
+    found = plans(config, settings, watch)
+    return None if found is None else found[settings.target]
+
+
+def plans(config: ModelConfig, settings: Settings, watch: Watch) -> dict[str, Planned] | None:
+    """What `plan` finds, for every target; they share one graph up to kernel selection. None where `stop_after` names a graph pass."""
     options = GraphOptions(settings.max_sequences, settings.max_context, settings.block_tokens)
     with ir.Context(), ir.Location.unknown():
         watch.stage("graph")
@@ -95,32 +105,58 @@ def plan(config: ModelConfig, settings: Settings, watch: Watch) -> Planned | Non
             module = build_graph(config, options)
         except GraphError as error:
             raise ModuleRefused(str(error)) from None
-        if not _run_passes(module, config, options, settings, watch):
+        observer = _Observer(settings, watch, Checker(module, config, options) if settings.check_passes else None)
+        observer.show("graph", module, number=0)
+        passes = graph_pipeline(settings, config.text.dspark_block_size)
+        if not _run_passes(module, [p for p in passes if not isinstance(p, OWN)], settings, observer):
             return None
-        watch.stage("plan")
-        try:
-            kernels = tile_kernels(module)
-            numbers = {choice: i for i, choice in enumerate(kernels)}
-            sources = weight_sources(config, settings.max_context + config.text.dspark_block_size)
-            planned = Planned(
-                text(module),
-                tuple(kernels.values()),
-                step_programs(module, numbers),
-                weights_of(module, config, sources),
-                facts.states(module),
-            )
-        except (PassError, KernelError) as error:
-            raise ModuleRefused(str(error)) from None
-        _show_kernels(planned, settings, watch)
-        return planned
+        found: dict[str, Planned] = {}
+        for target in settings.targets:
+            own = module if target == settings.targets[-1] else ir.Module.parse(module.operation.get_asm(print_generic_op_form=True))
+            one = _plan_target(own, config, settings.for_target(target), watch, observer)
+            if one is not None:
+                found[target] = one
+        return found or None
 
 
-def _run_passes(module: ir.Module, config: ModelConfig, options: GraphOptions, settings: Settings, watch: Watch) -> bool:
-    """Runs the graph passes up to `stop_after`; whether the compile goes on."""
+def _plan_target(module: ir.Module, config: ModelConfig, settings: Settings, watch: Watch, observer: "_Observer") -> Planned | None:
+    """The target's own passes, its kernels and programs; None where `stop_after` names one of the passes."""
     passes = graph_pipeline(settings, config.text.dspark_block_size)
+    if not _run_passes(module, [p for p in passes if isinstance(p, OWN)], settings, observer.for_target(settings)):
+        return None
+    watch.stage("plan")
+    try:
+        kernels = tile_kernels(module)
+        numbers = {choice: i for i, choice in enumerate(kernels)}
+        sources = weight_sources(config, settings.max_context + config.text.dspark_block_size)
+        made = tuple(kernels.values())
+        planned = Planned(
+            text(module),
+            made,
+            step_programs(module, numbers, _grids(made, settings, config.text.dspark_block_size)),
+            weights_of(module, config, sources),
+            facts.states(module),
+        )
+    except (PassError, KernelError) as error:
+        raise ModuleRefused(str(error)) from None
+    _show_kernels(planned, settings, watch)
+    return planned
+
+
+def _grids(kernels: tuple[TileKernel, ...], settings: Settings, block: int) -> Grids:
+    """Instances of a launch in a bucket, each kernel asked once for each bound."""
+    target = target_of(settings.target)
+
+    @cache
+    def at(kernel: int, rows: int) -> tuple[int, int, int] | None:
+        return target.grid(kernels[kernel], rows)
+
+    return lambda kernel, extent, bucket: at(kernel, extent_bound(extent, bucket, settings.max_sequences, settings.outputs, block))
+
+
+def _run_passes(module: ir.Module, passes: list[Pass], settings: Settings, observer: "_Observer") -> bool:
+    """Runs passes up to `stop_after`; whether the compile goes on."""
     last = max((i for i, p in enumerate(passes) if p.name == settings.stop_after), default=None)
-    observer = _Observer(settings, watch, Checker(module, config, options) if settings.check_passes else None)
-    observer.show("graph", module, number=0)
     run(module, passes if last is None else passes[: last + 1], observer.before, observer.after)
     return last is None
 
@@ -130,7 +166,14 @@ class _Observer:
 
     def __init__(self, settings: Settings, watch: Watch, checker: Checker | None) -> None:
         self._settings, self._watch, self._checker = settings, watch, checker
-        self._last, self._number = "", 0
+        self._last, self._number, self._suffix = "", 0, ""
+
+    def for_target(self, settings: Settings) -> "_Observer":
+        """An observer of one target's own passes, which goes on where this one stands."""
+        found = copy(self)
+        found._suffix = f" {settings.target}" if settings is not self._settings else ""
+        found._settings, found._checker = settings, copy(self._checker)
+        return found
 
     def before(self, one: Pass, module: ir.Module) -> None:
         self._watch.stage(one.name)
@@ -150,7 +193,7 @@ class _Observer:
             return
         content = text(module)
         if name in asked or "all" in asked or ("changed" in asked and content != self._last):
-            self._watch.ir(name, content)
+            self._watch.ir(name + self._suffix, content)
         if self._settings.dump is not None:
             self._settings.dump.mkdir(parents=True, exist_ok=True)
             (self._settings.dump / f"{number:02d}-{name}.mlir").write_text(content)

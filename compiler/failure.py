@@ -31,11 +31,11 @@ def exit_code(error: Exception) -> int:
     from tapeout.models.deepseek_v41.errors import InputError
     from tapeout.runtime.errors import TapeoutError
 
-    if isinstance(error, CompilerError):
+    if isinstance(error, CompilerError | TapeoutError):
         return error.exit_code
     if type(error).__name__ in ("MlirMissing", "ToolMissing"):
         return 3
-    return 1 if isinstance(error, InputError | TapeoutError | OSError) else 4
+    return 1 if isinstance(error, InputError | OSError) else 4
 
 
 def write_reproduction(error: Exception, arguments: Sequence[str]) -> Path:

@@ -17,12 +17,13 @@ from tapeout.compiler.cache import Cache, key_of
 from tapeout.compiler.objects import lowering_fingerprint, processor
 from tapeout.compiler.programs import NAMES, is_entry_point
 from tapeout.compiler.settings import Settings
+from tapeout.compiler.targets import Built, target_of
 from tapeout.dialects._mlir import ir
 from tapeout.dialects.types import Blocks, Ring, from_ir
 from tapeout.models.deepseek_v41.config import ModelConfig
 from tapeout.passes.define import functions
 from tapeout.passes.extents import argument_attribute
-from tapeout.runtime.artifact import CpuLevel, Element, Kernel, Manifest, ModelIdentity, Options, StatePart, StateSpec, config_fingerprint
+from tapeout.runtime.artifact import Binary, Element, Kernel, Manifest, ModelIdentity, Options, StatePart, StateSpec, config_fingerprint
 
 __all__ = ["StateSpec", "library", "manifest", "states"]
 
@@ -56,11 +57,12 @@ def _state(name: str, view: Ring | Blocks) -> StateSpec:
     )
 
 
-def manifest(config: ModelConfig, settings: Settings, kernels: Sequence[TileKernel], found: tuple[StateSpec, ...]) -> Manifest:
-    """The manifest before it is sealed."""
-    from tapeout.codegen.cpu.facts import cpu as target
-
+def manifest(
+    config: ModelConfig, settings: Settings, kernels: Sequence[TileKernel], found: tuple[StateSpec, ...], built: Built
+) -> Manifest:
+    """The manifest of one target before it is sealed."""
     canonical = config.canonical()
+    cpu, gpu = target_of(settings.target).levels(settings)
     return Manifest(
         model=ModelIdentity(architecture=config.architectures[0], config=canonical, fingerprint=config_fingerprint(canonical)),
         targets=(settings.target,),
@@ -73,15 +75,16 @@ def manifest(config: ModelConfig, settings: Settings, kernels: Sequence[TileKern
             workspace_bytes=settings.workspace_bytes,
             cpu=settings.cpu,
         ),
-        cpu=CpuLevel(level=settings.cpu, features=target(settings.cpu).linux_flags),
+        cpu=cpu,
+        gpu=gpu,
         row_buckets=settings.row_buckets,
         states=found,
-        toolchain=toolchain(),
-        kernels=tuple(_kernel(k, settings) for k in kernels),
+        toolchain={"tapeout": importlib.metadata.version("tapeout"), **built.toolchain},
+        kernels=tuple(_kernel(k, settings, built.binaries.get(k.symbol)) for k in kernels),
     )
 
 
-def _kernel(kernel: TileKernel, settings: Settings) -> Kernel:
+def _kernel(kernel: TileKernel, settings: Settings, binary: Binary | None) -> Kernel:
     tuned = str(kernel.choice.request) in dict(settings.tuned)
     return Kernel(
         id=kernel.symbol,
@@ -91,20 +94,12 @@ def _kernel(kernel: TileKernel, settings: Settings) -> Kernel:
         family=kernel.choice.family,
         variant=str(kernel.choice.request),
         source_sha256=hashlib.sha256(kernel.text.encode()).hexdigest(),
-        abi="buffers-worker-workers",
+        abi="buffers-worker-workers" if binary is None else "buffers-scratch-profile",
         schedule=dict(kernel.choice.schedule),
         origin="tuned" if tuned else "default",
         reduction_order=kernel.kernel.order,
+        binary=binary,
     )
-
-
-def toolchain() -> dict[str, str]:
-    """Versions that decide the bytes of an artifact."""
-    return {
-        "tapeout": importlib.metadata.version("tapeout"),
-        "torch-mlir": importlib.metadata.version("torch-mlir"),
-        "lowering": lowering_fingerprint(),
-    }
 
 
 def library(objects: Mapping[str, bytes], cpu: str, store: Cache) -> bytes:

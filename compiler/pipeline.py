@@ -66,6 +66,10 @@ def graph_pipeline(settings: Settings, drafts_each: int) -> list[Pass]:
     ]
 
 
+OWN = (SelectKernels, PlanMemory)
+"""Passes that each target runs for itself; all before them serve every target of a compile."""
+
+
 def run(module: ir.Module, passes: Iterable[Pass], before: Observer = lambda p, m: None, after: Observer = lambda p, m: None) -> None:
     """Runs passes in order on a module; verifies after each. Raises `ModuleRefused` with pass, op and sentence."""
     for number, one in enumerate(passes):

@@ -4,7 +4,7 @@ A launch's buffers are the operand parts, result parts, workspaces and the count
 is decided here: offsets come from plan-memory, kernels from select-kernels, names from the graph.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -24,9 +24,15 @@ Ref = tuple[Any, ...]
 NAMES = {"": "values", "_codes": "codes", "_scales": "scales"}
 
 
-def step_programs(module: ir.Module, kernels: Mapping[Choice, int]) -> dict[str, dict[str, Program]]:
+Grids = Callable[[int, str, int], tuple[int, int, int] | None]
+"""Instances of a launch by number of the kernel, extent that it counts, and row bucket; None where kernels find their own."""
+
+
+def step_programs(
+    module: ir.Module, kernels: Mapping[Choice, int], grids: Grids = lambda kernel, extent, bucket: None
+) -> dict[str, dict[str, Program]]:
     """Programs by entry point and bucket; `kernels` numbers the kernel of each choice."""
-    reader = _Reader(kernels)
+    reader = _Reader(kernels, grids, buckets_of(module))
     out: dict[str, dict[str, Program]] = {}
     for function in functions(module):
         if not is_entry_point(function):
@@ -87,8 +93,8 @@ class _Body:
 class _Reader:
     """Reads functions into launches; a function that is called often is analysed once for each set of argument extents."""
 
-    def __init__(self, kernels: Mapping[Choice, int]) -> None:
-        self._kernels = kernels
+    def __init__(self, kernels: Mapping[Choice, int], grids: Grids, buckets: Sequence[int]) -> None:
+        self._kernels, self._grids, self._buckets = kernels, grids, buckets
         self._bodies: dict[tuple[str, tuple[str | None, ...]], _Body] = {}
 
     def launches(self, function: func.FuncOp, frame: _Frame) -> Iterator[Launch]:
@@ -108,7 +114,8 @@ class _Reader:
                 yield from self.launches(op.calls, _Frame(frame.bucket, offsets[0][1], operands, results, names))
                 continue
             buffers = [ref for group in (*operands, *results) for ref in group] + offsets[: op.workspaces]
-            yield Launch.model_construct(kernel=op.kernel, buffers=(*buffers, ("extent", op.extent)), cost=op.cost)
+            grid = self._grids(op.kernel, op.extent, self._buckets[frame.bucket])
+            yield Launch.model_construct(kernel=op.kernel, buffers=(*buffers, ("extent", op.extent)), cost=op.cost, grid=grid)
 
     def _body(self, function: func.FuncOp, names: tuple[str | None, ...]) -> _Body:
         key = (function.name.value, names)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tapeout.compiler.prompts import Asked
+from tapeout.runtime.artifact_set import DeviceName
 from tapeout.runtime.llm import LLM
 from tapeout.runtime.request import RequestOutput
 
@@ -25,10 +26,12 @@ class Run:
     run_seconds: float
 
     @classmethod
-    def of(cls, artifact: Path, weights: Path, asked: list[Asked], workers: int | None = None) -> "Run":
+    def of(
+        cls, artifact: Path, weights: Path, asked: list[Asked], workers: int | None = None, device: DeviceName | None = None
+    ) -> "Run":
         """Loads an artifact, completes every prompt, and closes it."""
         started = time.perf_counter()
-        llm = LLM(artifact, weights, workers=workers)
+        llm = LLM(artifact, weights, workers=workers, device=device)
         try:
             loaded = time.perf_counter()
             outputs = llm.generate([a.prompt for a in asked], [a.params for a in asked])

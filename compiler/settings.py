@@ -3,19 +3,23 @@
 Every rule is checked here, all problems are reported together.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tapeout.compiler.errors import SettingsError
+from tapeout.compiler.targets import MODULES
 
-TARGETS = ("cpu",)
+TARGETS = tuple(MODULES)
 CPUS = ("x86-64-v3", "native")
 MEBIBYTE = 1 << 20
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What `tapeout compile` was asked for. Rows are of one step, tokens of one sequence; `buckets` empty means the default list."""
+    """What `tapeout compile` was asked for. Rows are of one step, tokens of one sequence; `buckets` empty means the default list.
+
+    `target` is one target or several, as "sm90,cpu".
+    """
 
     target: str = "cpu"
     max_rows: int = 512
@@ -41,7 +45,8 @@ class Settings:
     def _rules(self) -> list[tuple[bool, str]]:
         ascending = list(self.buckets) == sorted(set(self.buckets))
         return [
-            (self.target in TARGETS, f"--target: found {self.target}, expected one of {', '.join(TARGETS)}"),
+            (set(self.targets) <= set(TARGETS), f"--target: found {self.target}, expected one of {', '.join(TARGETS)}"),
+            (len(set(self.targets)) == len(self.targets) > 0, f"--target: found {self.target!r}, expected each target once"),
             (self.cpu in CPUS, f"--cpu: found {self.cpu}, expected one of {', '.join(CPUS)}"),
             (1 <= self.max_rows <= 1 << 16, f"--max-rows: found {self.max_rows}, expected 1 to 65536"),
             (
@@ -65,6 +70,17 @@ class Settings:
                 f"--row-buckets: the last one is {self.buckets[-1] if self.buckets else 0}, expected --max-rows ({self.max_rows})",
             ),
         ]
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The targets, in the order given."""
+        return tuple(word.strip() for word in self.target.split(","))
+
+    def for_target(self, target: str) -> "Settings":
+        """The same settings for one of the targets; what is dumped goes into a folder of its own where there are several."""
+        if self.targets == (target,):
+            return self
+        return replace(self, target=target, dump=self.dump / target if self.dump is not None else None)
 
     @property
     def outputs(self) -> int:

@@ -109,10 +109,7 @@ def declare(cls: OpClass) -> OpClass:
     missing = [part for part in ("infer", "meaning") if part not in cls.__dict__]
     if missing or not cls.__doc__:
         raise TypeError(f"{cls.__name__} needs {', '.join([*missing, *([] if cls.__doc__ else ['a docstring'])])}")
-    kinds = {
-        kind: tuple(f.name for f in cls._fields if type(f).__name__ == kind)
-        for kind in ("OperandDef", "ResultDef", "AttributeDef")
-    }
+    kinds = {kind: tuple(f.name for f in cls._fields if type(f).__name__ == kind) for kind in ("OperandDef", "ResultDef", "AttributeDef")}
     declaration = Declaration(
         cls.OPERATION_NAME,
         cls,

@@ -44,7 +44,7 @@ def _filled(values: Sequence[Any], count: int) -> list[Any]:
 
 
 def _problem(op: Any) -> str | None:
-    if not isinstance(op.operation.attributes["kind"] if "kind" in op.operation.attributes else None, ir.StringAttr):
+    if "kind" not in op.operation.attributes or not isinstance(op.operation.attributes["kind"], ir.StringAttr):
         return "has no attribute kind, expected the name of its pattern"
     blocks = list(op.operation.regions[0].blocks)
     if len(blocks) != 1 or not list(blocks[0].operations):

@@ -341,7 +341,9 @@ class CompressStoreOp(Tile.Operation, name="compress_store", traits=[WRITES]):
 class DotScaledOp(Tile.Operation, name="dot_scaled", traits=[ext.Pure]):
     """acc + (a 2^(sa-127)) (b 2^(sb-127)): a [M, K] and b [K, N] e4m3, sa [M, K/32] and sb [N, K/32] e8m0 bytes, acc [M, N] f32.
 
-    Every operand but acc comes straight from a load or gather: no target has a fast block-scaled product of computed operands.
+    `a` may be e2m1 codes instead, two to a byte: i8 [M, K/2], element 2k in the low half. Only targets that ask for it get such a product.
+    Every operand but acc comes straight from a load or gather, transposed at most: no target has a fast block-scaled product of computed
+    operands.
     """
 
     out: ext.Result[ir.RankedTensorType]
@@ -352,11 +354,13 @@ class DotScaledOp(Tile.Operation, name="dot_scaled", traits=[ext.Pure]):
     acc: ext.Operand[ir.RankedTensorType]
 
     def verify_invariants(self) -> bool:
-        (m, k), (k2, n) = _shape(self.a), _shape(self.b)
+        (m, columns), (k2, n) = _shape(self.a), _shape(self.b)
+        packed = str(_element(self.a)) == "i8"
+        k = columns * 2 if packed else columns
         found = [_shape(v) for v in (self.sa, self.sb, self.acc, self.out)]
         needed = [[m, k // SCALE_GROUP], [n, k // SCALE_GROUP], [m, n], [m, n]]
         kinds = [str(_element(v)) for v in (self.a, self.sa, self.b, self.sb, self.acc, self.out)]
-        wanted = ["f8E4M3FN", "i8", "f8E4M3FN", "i8", "f32", "f32"]
+        wanted = ["i8" if packed else "f8E4M3FN", "i8", "f8E4M3FN", "i8", "f32", "f32"]
         return (
             _require(
                 self,
@@ -374,9 +378,15 @@ class DotScaledOp(Tile.Operation, name="dot_scaled", traits=[ext.Pure]):
     @staticmethod
     def meaning(a: np.ndarray, sa: np.ndarray, b: np.ndarray, sb: np.ndarray, acc: np.ndarray) -> np.ndarray:
         """The product of the decoded operands in float32."""
-        left = a.astype(np.float32) * np.repeat(_e8m0(sa), SCALE_GROUP, axis=1)
+        left = (_e2m1(a) if a.dtype == np.int8 else a.astype(np.float32)) * np.repeat(_e8m0(sa), SCALE_GROUP, axis=1)
         right = b.astype(np.float32) * np.repeat(_e8m0(sb), SCALE_GROUP, axis=1).T
         return np.asarray(acc + left @ right, np.float32)
+
+
+def _e2m1(packed: np.ndarray) -> np.ndarray:
+    codes = packed.view(np.uint8)
+    halves = np.stack((codes & 15, codes >> 4), -1).reshape(len(codes), -1)
+    return halves.view(ml_dtypes.float4_e2m1fn).astype(np.float32)
 
 
 def _e8m0(codes: np.ndarray) -> np.ndarray:
@@ -385,4 +395,6 @@ def _e8m0(codes: np.ndarray) -> np.ndarray:
 
 def _is_loaded(value: Any) -> bool:
     owner = value.owner
-    return not isinstance(owner, ir.Block) and owner.name in ("tile.load", "tile.gather")
+    if isinstance(owner, ir.Block):
+        return False
+    return _is_loaded(owner.operands[0]) if owner.name == "linalg.transpose" else owner.name in ("tile.load", "tile.gather")

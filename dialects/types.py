@@ -78,7 +78,7 @@ def element_type(name: str) -> ir.Type:
 
 
 def to_ir(view: View) -> ir.Type:
-    """The MLIR type of a view; needs a current context."""
+    """The MLIR type of a view; needs a current context and location."""
     match view:
         case Ring(entry, length):
             return RingType.get(ir.TypeAttr.get(to_ir(entry)), _i64(length))

@@ -127,8 +127,34 @@ class StateSpec(_Strict):
     bytes_per_entry: Positive
 
 
+class GpuLevel(_Strict):
+    """The chip that binaries are for: exactly this compute capability, and a driver of at least this CUDA version (major, minor)."""
+
+    chip: Name
+    capability: tuple[Count, Count]
+    cuda: tuple[Count, Count]
+
+
+class Binary(_Strict):
+    """A compiled GPU kernel: its file, entry, warps, and what the assembler reports.
+
+    Shared memory is of a block, registers, spilled and local bytes of a thread, scratch of an instance; `occupancy` is the share of a
+    processor's threads that can be resident.
+    """
+
+    file: Name
+    function: Name
+    warps: Positive
+    shared_bytes: Count
+    registers: Count
+    spills: Count
+    local_bytes: Count
+    occupancy: Annotated[float, Field(ge=0, le=1)]
+    scratch: Count
+
+
 class Kernel(_Strict):
-    """One native function. `reduction_order` says in which order it sums; all buckets of an op share one."""
+    """One native function. `reduction_order` says in which order it sums; all buckets of an op share one. On a GPU it has a `binary`."""
 
     id: Name
     target: Name
@@ -137,10 +163,11 @@ class Kernel(_Strict):
     family: Name
     variant: str
     source_sha256: Sha256
-    abi: Literal["buffers-worker-workers"]
+    abi: Literal["buffers-worker-workers", "buffers-scratch-profile"]
     schedule: dict[str, JsonValue]
     origin: Literal["default", "tuned", "override"]
     reduction_order: str
+    binary: Binary | None = None
 
 
 class Manifest(_Strict):
@@ -152,6 +179,7 @@ class Manifest(_Strict):
     targets: Annotated[tuple[Name, ...], Field(min_length=1)]
     options: Options
     cpu: CpuLevel
+    gpu: GpuLevel | None = None
     row_buckets: Annotated[tuple[Positive, ...], Field(min_length=1)]
     extents: tuple[Extent, ...] = EXTENTS
     states: tuple[StateSpec, ...]
@@ -182,11 +210,15 @@ Ref = Annotated[
 
 
 class Launch(_Strict):
-    """One kernel call. `cost` gives, for each quantity (bytes, bf16, fp8, ...), coefficients of the terms of the cost model."""
+    """One kernel call. `cost` gives, for each quantity (bytes, bf16, fp8, ...), coefficients of the terms of the cost model.
+
+    `grid` is the most instances that the bucket can ask for; without it the kernel finds its own.
+    """
 
     kernel: Count
     buffers: tuple[Ref, ...]
     cost: dict[str, dict[str, float]] = {}
+    grid: tuple[Positive, Positive, Positive] | None = None
 
 
 class Lifetime(_Strict):
@@ -273,6 +305,11 @@ class Artifact:
     weights: tuple[WeightOperand, ...]
 
     @property
+    def target(self) -> str:
+        """The one target that the artifact is compiled for."""
+        return self.manifest.targets[0]
+
+    @property
     def library(self) -> Path:
         """The kernel library of the CPU target."""
         return self.directory / LIBRARY
@@ -348,7 +385,7 @@ def write_artifact(directory: Path | str, data: ArtifactData, files: Mapping[str
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
         aside.chmod(0o755)
-        _move_into_place(aside, directory)
+        move_into_place(aside, directory)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return directory
@@ -372,7 +409,7 @@ def _sealed(data: ArtifactData, files: Mapping[str, bytes]) -> dict[str, bytes]:
     return {**content, MANIFEST: canonical_json(manifest)}
 
 
-def _move_into_place(aside: Path, directory: Path) -> None:
+def move_into_place(aside: Path, directory: Path) -> None:
     """Renames; a previous artifact steps aside first, so that a reader sees the old one, nothing, or the new one."""
     if not directory.exists():
         aside.rename(directory)

@@ -22,6 +22,7 @@ from tapeout.runtime.artifact import (
     WEIGHTS,
     Artifact,
     EntryPoint,
+    Kernel,
     Launch,
     Manifest,
     Program,
@@ -39,7 +40,8 @@ Known = Mapping[str, frozenset[tuple[str, str]]]
 
 def files(directory: Path, manifest: Manifest) -> None:
     """Every file that the runtime reads is listed."""
-    needed = [PROGRAMS, WEIGHTS, TUNING, *([LIBRARY] if "cpu" in manifest.targets else [])]
+    binaries = [kernel.binary.file for kernel in manifest.kernels if kernel.binary is not None]
+    needed = [PROGRAMS, WEIGHTS, TUNING, *([LIBRARY] if "cpu" in manifest.targets else []), *binaries]
     for path in needed:
         if path not in manifest.files:
             raise FileMissing(f"{directory / MANIFEST}: files", f"no entry {path}", "an entry for every file")
@@ -73,6 +75,15 @@ def manifest(directory: Path, manifest: Manifest) -> None:
     for kernel in manifest.kernels:
         if kernel.target not in manifest.targets:
             _manifest_refused(place, f"kernels.{kernel.id}.target", kernel.target, " or ".join(manifest.targets))
+        _binary(place, kernel, manifest)
+
+
+def _binary(place: Path, kernel: Kernel, manifest: Manifest) -> None:
+    """A kernel that takes scratch pointers lies in a binary of a chip; one of the library does not."""
+    wanted = kernel.abi == "buffers-scratch-profile"
+    if wanted != (kernel.binary is not None) or (wanted and manifest.gpu is None):
+        found = "no binary, or no gpu in the manifest" if wanted else "a binary"
+        _manifest_refused(place, f"kernels.{kernel.id}.binary", found, "a binary and its chip" if wanted else f"none for abi {kernel.abi}")
 
 
 def _state(place: Path, state: StateSpec, block_tokens: int) -> None:
@@ -212,6 +223,8 @@ def _launch(artifact: Artifact, where: str, launch: Launch, arena_bytes: int, kn
     kernels = artifact.manifest.kernels
     if launch.kernel >= len(kernels):
         raise ProgramsInconsistent(f"{where}.kernel", launch.kernel, f"below {len(kernels)}, the number of kernels")
+    if kernels[launch.kernel].binary is not None and launch.grid is None:
+        raise ProgramsInconsistent(f"{where}.grid", "none", "instances by axis: a GPU launch says how many")
     for ref in launch.buffers:
         match ref:
             case ("arena", int(offset)):

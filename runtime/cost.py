@@ -232,7 +232,8 @@ def _at_context(table: DecodeTable, context: float) -> Floats:
     right = int(np.clip(np.searchsorted(seen, context), 1, len(seen) - 1))
     share = max(0.0, (context - seen[right - 1]) / (seen[right] - seen[right - 1]))
     left = table.ms[:, right - 1]
-    return left + share * (table.ms[:, right] - left)
+    between: Floats = left + share * (table.ms[:, right] - left)
+    return between
 
 
 def new_decode_fit() -> Fit:

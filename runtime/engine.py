@@ -1,12 +1,10 @@
-"""The engine: continuous batching of requests over one artifact, one synchronous step at a time.
+"""The engine: continuous batching of requests over one artifact, synchronously or with one step in flight.
 
-A step computes the newest token of every running request and, with the rows that remain, pieces of prompts; all rows go through
-the decoder (exact mode). Scheduling proposes a plan, `_commit` applies it; admission and `_release` are the only places where slots
-and blocks change hands. A request holds what it may need until its last token, so nothing is ever preempted (docs/runtime.md, 3).
+It checks what callers give, and ties a scheduler, which knows requests and memory, to the artifact's programs on a device, which know
+neither. All rows go through the decoder (exact mode), so no prefix is reused yet. Events, results and statistics are the scheduler's.
 """
 
 import secrets
-from collections import deque
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
@@ -17,60 +15,56 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tapeout.runtime.artifact import Artifact
+from tapeout.runtime.artifact import HOST_INPUTS, Artifact
 from tapeout.runtime.blocks import BlockPool
-from tapeout.runtime.device.cpu import CpuDevice
-from tapeout.runtime.errors import BatchRefused, OptionRefused, PromptRefused, RequestTaken, SlotBusy
-from tapeout.runtime.params import SamplingParams
+from tapeout.runtime.device import open_device
+from tapeout.runtime.driver import Background, Direct, Driver
+from tapeout.runtime.errors import BatchRefused, OptionRefused, ParameterUnsupported, PromptRefused, SlotBusy
+from tapeout.runtime.params import SAMPLER_FIELDS, SamplingParams, unmet
 from tapeout.runtime.program import Draw, LoadedPrograms, StepRows
-from tapeout.runtime.request import (
-    LOWEST_LOGPROB,
-    Draft,
-    Event,
-    FinishedEvent,
-    Request,
-    RequestOutput,
-    Sequence,
-    Status,
-    StopRule,
-    TokenEvent,
-    finish_of,
-    output_of,
-)
+from tapeout.runtime.request import Event, Request, RequestOutput, Status
+from tapeout.runtime.runner import LARGEST_TEMPERATURE, ProgramRunner
+from tapeout.runtime.scheduler import Scheduler, SchedulerOptions
+from tapeout.runtime.stats import Statistics
+from tapeout.runtime.text import Detokenizer
+from tapeout.runtime.trace import Recorder
 from tapeout.runtime.weights import BoundWeights
 
 CACHE_BUDGET_BYTES = 2 << 30  # of cache blocks, unless one full-length sequence needs more or the caller says otherwise
-LARGEST_TEMPERATURE = 3e38  # what float32 holds; every distribution is flat long before
+ABILITIES = frozenset(HOST_INPUTS["sample"]) & frozenset(SAMPLER_FIELDS)
+"""Sampling fields beyond the plain ones that sample programs take from the host."""
 
 
 @dataclass(frozen=True)
 class EngineOptions:
     """How an engine is set up. None leaves a choice to it: all processors, as many blocks as fit, prompts cut only by max_rows.
 
-    `chunk_tokens` cuts prompts into pieces of that many rows; results do not depend on it.
+    `chunk_tokens` cuts prompts into pieces of that many rows, `step_ms` by predicted time; results depend on neither, nor on
+    `asynchronous`, which plans a step while the device runs the one before. `max_wait_ms`: a request that has waited so long goes first.
+    `trace`: remember what happens, for `Engine.recorder`.
     """
 
     workers: int | None = None
     cache_blocks: int | None = None
     chunk_tokens: int | None = None
     drafts: bool = False
+    asynchronous: bool = False
+    step_ms: float | None = None
+    max_wait_ms: float = 10_000.0
+    trace: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("cache_blocks", 2), ("chunk_tokens", 1)):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):
                 raise OptionRefused(f"EngineOptions.{name}", repr(value), f"a whole number of at least {least}, or None")
-        if type(self.drafts) is not bool:
-            raise OptionRefused("EngineOptions.drafts", repr(self.drafts), "True or False")
-
-
-@dataclass(slots=True)
-class Piece:
-    """Rows of one sequence in a step: `count` tokens from `computed` on. `is_last` if they reach its newest token."""
-
-    sequence: Sequence
-    count: int
-    is_last: bool
+        for name in ("drafts", "asynchronous", "trace"):
+            if type(getattr(self, name)) is not bool:
+                raise OptionRefused(f"EngineOptions.{name}", repr(getattr(self, name)), "True or False")
+        for name in ("step_ms", "max_wait_ms"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
+                raise OptionRefused(f"EngineOptions.{name}", repr(value), "a number of milliseconds above 0")
 
 
 class Engine:
@@ -79,47 +73,70 @@ class Engine:
     def __init__(self, artifact: Artifact, weights: BoundWeights, options: EngineOptions | None = None) -> None:
         self.artifact, self.options = artifact, options or EngineOptions()
         limits = artifact.manifest.options
-        self.device = CpuDevice(artifact.library, self.options.workers)
+        self.device = open_device(artifact, self.options.workers)
         blocks = self.options.cache_blocks or default_blocks(artifact)
         self.programs = LoadedPrograms(artifact, weights, self.device, blocks)
         if self.options.drafts and not self.programs.has_draft:
             raise OptionRefused("EngineOptions.drafts", True, "False: the artifact has no draft program")
-        self.blocks = BlockPool(blocks, limits.block_tokens, _int32(self.programs, "block_table"))
+        self.blocks = BlockPool(blocks, limits.block_tokens, np.zeros_like(_int32(self.programs, "block_table")))
         self.vocabulary = self.programs.vocabulary
         self.context = min(limits.max_context, (blocks - 1) * limits.block_tokens, self.blocks.tokens_per_slot)
         eos = artifact.manifest.model.config.get("eos_token_id")
         self.eos_id = eos if type(eos) is int else None
+        self.recorder = Recorder() if self.options.trace else None
+        self.scheduler = Scheduler(self._scheduling(), self.blocks, limits.max_sequences, eos_id=self.eos_id, clock=perf_counter,
+                                   recorder=self.recorder)  # fmt: skip
+        runner = ProgramRunner(self.programs, self.blocks.table, drafting=self.options.drafts)
+        self._thread = Background(runner) if self.options.asynchronous else Direct(runner)
+        self._driver = Driver(self.scheduler, self._thread, int(self.options.asynchronous))
         self._results = {name: self.programs.array(name) for name in ("sampled", "logprobs", "logits")}
         if self.programs.has_draft:
             self._results |= {name: self.programs.array(name) for name in ("drafts", "confidences")}
-        self._free_slots = deque(range(limits.max_sequences))
         self._numbers = count()
-        self._sequences: dict[str, Sequence] = {}
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []
-        self._events: list[Event] = []
         self._lengths: dict[int, int] = {}  # tokens of slots that `forward` drives
+
+    def _scheduling(self) -> SchedulerOptions:
+        limits, own = self.artifact.manifest.options, self.options
+        return SchedulerOptions(
+            max_rows=limits.max_rows, max_context=self.context, max_outputs=limits.max_outputs, chunk_tokens=own.chunk_tokens, alignment=1,
+            step_ms=own.step_ms, max_wait_ms=own.max_wait_ms,
+        )  # fmt: skip
+
+    @property
+    def detokenizer(self) -> Detokenizer | None:
+        """Gives fresh streams from tokens to text; stop strings need one."""
+        return self.scheduler.roster.detokenizer
+
+    @detokenizer.setter
+    def detokenizer(self, detokenizer: Detokenizer | None) -> None:
+        self.scheduler.roster.detokenizer = detokenizer
+
+    @property
+    def statistics(self) -> Statistics:
+        return self.scheduler.statistics
 
     # -- requests
 
     def submit(self, prompt: Iterable[int], params: SamplingParams | None = None, request_id: str | None = None) -> str:
-        """Queues a request and returns its id. Raises PromptRefused or RequestTaken; a prompt that is too long ends as such.
+        """Queues a request and returns its id. A prompt that is too long ends as such. An unseeded request draws its own seed here.
 
-        An unseeded request draws its own seed here.
+        Raises PromptRefused, RequestTaken, or ParameterUnsupported for what this engine cannot do.
         """
         params = params or SamplingParams()
         name = request_id if request_id is not None else f"request-{next(self._numbers)}"
-        if name in self._sequences:
-            raise RequestTaken(f"request {name}", "the id of another request")
         tokens = self.checked_prompt(prompt, f"request {name}")
+        self.check_params(params, name)
         seed = secrets.randbits(64) if params.seed is None else params.seed
-        sequence = Sequence(Request(name, tuple(tokens), params, seed), tokens, perf_counter())
-        self._sequences[name] = sequence
-        if len(tokens) > self.context:
-            self._finish(sequence, Status.PROMPT_TOO_LONG, None)
-        else:
-            self._waiting.append(sequence)
+        self.scheduler.roster.add(Request(name, tuple(tokens), params, seed))
         return name
+
+    def check_params(self, params: SamplingParams, request_id: str | None = None) -> None:
+        """Refuses parameters that the compiled sampler cannot honour: raises ParameterUnsupported, never ignores one."""
+        found = unmet(params, ABILITIES)
+        if found is not None:
+            raise ParameterUnsupported(found[0], found[1], f"{found[2]!r}, which is off", request_id=request_id)
+        if params.stop and self.detokenizer is None:
+            raise ParameterUnsupported("stop", params.stop, "(), as this engine has no tokenizer", request_id=request_id)
 
     def checked_prompt(self, prompt: Iterable[int], where: str) -> list[int]:
         """The prompt as a list of ids of the vocabulary, at least one. Raises PromptRefused."""
@@ -137,135 +154,29 @@ class Engine:
 
     def abort(self, request_id: str) -> bool:
         """Ends a request wherever it stands; its one terminal event comes with the next step. False if there is nothing to end."""
-        sequence = self._sequences.get(request_id)
-        if sequence is None or sequence.status.is_finished:
-            return False
-        self._finish(sequence, Status.ABORTED, None)
-        return True
+        return self.scheduler.roster.finish_all(request_id, Status.ABORTED)
 
     @property
     def has_work(self) -> bool:
         """Says whether a step would do or report something."""
-        return bool(self._running or self._waiting or self._events)
+        return self._driver.has_work
 
     def take(self, request_id: str, prompt: str | None = None, text: str = "") -> RequestOutput:
         """Returns the result of a finished request and forgets it. Raises KeyError for a request that is unknown or not finished."""
-        if not self._sequences[request_id].status.is_finished:
-            raise KeyError(request_id)
-        return output_of(self._sequences.pop(request_id), prompt, text)
+        return self.scheduler.roster.take(request_id, prompt, text)
 
     def forget(self, request_id: str) -> None:
         """Drops a finished request and what is still to be reported of it. Nothing happens for any other."""
-        sequence = self._sequences.get(request_id)
-        if sequence is not None and sequence.status.is_finished:
-            del self._sequences[request_id]
-            self._events = [event for event in self._events if event.request_id != request_id]
+        self.scheduler.roster.forget(request_id)
 
     def close(self) -> None:
         """Ends the workers. May be called twice."""
+        self._thread.close()
         self.device.close()
 
-    # -- a step
-
     def step(self) -> list[Event]:
-        """Runs one step and returns what happened, in order."""
-        self._admit()
-        plan = self._plan()
-        if plan:
-            rows = self._rows(plan)
-            self.programs.step(rows, drafting=self.options.drafts)
-            self._commit(plan, rows)
-        events, self._events = self._events, []
-        return events
-
-    def _admit(self) -> None:
-        """Gives slots and blocks to waiting requests, first come first served."""
-        while self._waiting and self._free_slots:
-            sequence = self._waiting[0]
-            slot, needed = self._free_slots[0], self._tokens_needed(sequence.request)
-            if not self.blocks.can_hold(slot, needed):
-                return
-            self.blocks.reserve(slot, needed)
-            sequence.slot = self._free_slots.popleft()
-            sequence.status, sequence.started_s = Status.RUNNING, perf_counter()
-            self._running.append(self._waiting.popleft())
-
-    def _tokens_needed(self, request: Request) -> int:
-        """Tokens that the cache must hold for a request: all but the last one."""
-        return min(len(request.prompt) + max(request.params.max_tokens - 1, 0), self.context)
-
-    def _plan(self) -> list[Piece]:
-        """Decode rows first, then prompts in order of admission while rows remain."""
-        budget, chunk = self.artifact.manifest.options.max_rows, self.options.chunk_tokens
-        plan = [Piece(sequence, 1, True) for sequence in self._running if sequence.is_decoding]
-        budget -= len(plan)
-        for sequence in self._running:
-            if budget <= 0:
-                break
-            if not sequence.is_decoding:
-                left = len(sequence.tokens) - sequence.computed
-                size = min(left, budget, chunk or left)
-                plan.append(Piece(sequence, size, size == left))
-                budget -= size
-        return plan
-
-    def _rows(self, plan: Ordered[Piece]) -> StepRows:
-        rows = StepRows()
-        for piece in plan:
-            sequence, first = piece.sequence, piece.sequence.computed
-            slot = _held(sequence)
-            rows.add(slot, first, sequence.tokens[first : first + piece.count])
-            if piece.is_last and sequence.request.params.max_tokens:
-                rows.outputs.append(len(rows.tokens) - 1)
-                rows.draws.append(_draw(sequence.request, slot, len(sequence.tokens)))
-        return rows
-
-    def _commit(self, plan: Ordered[Piece], rows: StepRows) -> None:
-        """Applies a step: rows are in the cache, sampled tokens join their sequences, those that ended leave."""
-        tokens = iter(self._results["sampled"][: len(rows.outputs)].tolist())
-        logprobs = iter(self._results["logprobs"][: len(rows.outputs)].tolist())
-        output = 0
-        for piece in plan:
-            sequence = piece.sequence
-            sequence.computed += piece.count
-            if not piece.is_last:
-                continue
-            if not sequence.request.params.max_tokens:
-                self._finish(sequence, Status.LENGTH_CAPPED, StopRule.MAX_TOKENS.value)
-                continue
-            self._emit(sequence, next(tokens), next(logprobs), output)
-            output += 1
-
-    def _emit(self, sequence: Sequence, token: int, logprob: float, output: int) -> None:
-        if sequence.first_token_s is None:
-            sequence.first_token_s = perf_counter()
-        logprob = max(logprob, LOWEST_LOGPROB)
-        self._events.append(TokenEvent(sequence.request.id, sequence.emitted, token, logprob))
-        sequence.tokens.append(token)
-        sequence.logprobs.append(logprob)
-        sequence.decode_steps += 1
-        if self.options.drafts:
-            block = (self._results[name][output].tolist() for name in ("drafts", "confidences"))
-            sequence.drafts.append(Draft(len(sequence.tokens), *map(tuple, block)))
-        ended = finish_of(sequence, self.eos_id, self.context)
-        if ended is not None:
-            self._finish(sequence, *ended)
-
-    def _finish(self, sequence: Sequence, status: Status, stop_reason: str | int | None) -> None:
-        """The one way out: takes the sequence off its queue, gives back what it holds, reports once."""
-        if sequence.status is Status.RUNNING:
-            self._running.remove(sequence)
-        elif sequence in self._waiting:
-            self._waiting.remove(sequence)
-        self._release(sequence)
-        sequence.status, sequence.stop_reason, sequence.finished_s = status, stop_reason, perf_counter()
-        self._events.append(FinishedEvent(sequence.request.id, status.value, stop_reason))
-
-    def _release(self, sequence: Sequence) -> None:
-        if sequence.slot is not None:
-            self.blocks.release(sequence.slot)
-            self._free_slots.append(sequence.slot)
-            sequence.slot = None
+        """Runs one step and returns what happened, in order; asynchronously, what the step before brought."""
+        return self._driver.step()
 
     # -- given rows, without a request
 
@@ -277,6 +188,7 @@ class Engine:
         Slots start empty; a slot stays taken until `reset`. Raises SlotBusy, BatchRefused, PromptRefused or BlocksExhausted.
         """
         rows, bounds = StepRows(), [0]
+        self._driver.settle()
         for slot, tokens in self._checked_batch(batch):
             rows.add(slot, self._lengths[slot], tokens)
             first = len(rows.tokens) - (len(tokens) if logits == "all" else 1)
@@ -285,6 +197,8 @@ class Engine:
             self._lengths[slot] += len(tokens)
         if not rows.tokens:
             return []
+        slots = list(self._lengths)
+        _int32(self.programs, "block_table")[slots] = self.blocks.table[slots]
         self.programs.forward(rows)
         found = self._results["logits"]
         return [found[a:b].astype(np.float32) for a, b in pairwise(bounds)]
@@ -316,7 +230,7 @@ class Engine:
         """Empties a slot that `forward` used and frees it. Nothing happens for any other slot."""
         if self._lengths.pop(slot, None) is not None:
             self.blocks.release(slot)
-            self._free_slots.append(slot)
+            self.scheduler.roster.slots.give(slot)
 
     def _checked_batch(self, batch: Ordered[tuple[int, Ordered[int]]]) -> list[tuple[int, list[int]]]:
         """The batch with its slots taken and its blocks reserved; nothing is taken if any part of it is refused."""
@@ -326,14 +240,14 @@ class Engine:
             raise BatchRefused("batch", f"{rows} rows, slots {[slot for slot, _ in checked]}", f"at most {most} rows, each slot once")
         for slot, tokens in checked:
             length = self._lengths.get(slot, 0) + len(tokens)
-            if slot not in self._lengths and slot not in self._free_slots:
+            if slot not in self._lengths and slot not in self.scheduler.roster.slots:
                 raise SlotBusy(f"slot {slot}", "a slot of a request, or none", "a free slot or one that forward uses")
             if length > self.context:
                 raise BatchRefused(f"slot {slot}", f"{length} tokens", f"at most {self.context}, the context")
         self.blocks.reserve_all({slot: self._lengths.get(slot, 0) + len(tokens) for slot, tokens in checked})
         for slot, _ in checked:
             if slot not in self._lengths:
-                self._free_slots.remove(slot)
+                self.scheduler.roster.slots.take(slot)
                 self._lengths[slot] = 0
         return checked
 
@@ -356,12 +270,6 @@ def _draw(request: Request, slot: int, position: int) -> Draw:
     params, seed = request.params, request.seed
     signed = seed - (1 << 64) if seed >> 63 else seed
     return Draw(min(params.temperature, LARGEST_TEMPERATURE), params.top_k, params.top_p, signed, slot, position)
-
-
-def _held(sequence: Sequence) -> int:
-    if sequence.slot is None:
-        raise RuntimeError(f"internal: request {sequence.request.id} runs without a slot")
-    return sequence.slot
 
 
 def _int32(programs: LoadedPrograms, name: str) -> NDArray[np.int32]:

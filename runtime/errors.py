@@ -11,6 +11,7 @@ class TapeoutError(Exception):
     """A refused input or an exhausted resource of the runtime. `where` names file and key, field, operand or request."""
 
     code: ClassVar[str] = "R000"
+    exit_code: ClassVar[int] = 1
     sentence: ClassVar[str] = "the runtime refused its input"
     remedy: ClassVar[str] = "see docs/runtime.md"
 
@@ -150,6 +151,12 @@ class SymbolMissing(DeviceError):
     code, sentence, remedy = "D102", "the kernel library lacks a kernel that the manifest lists", RECOMPILE
 
 
+class StepLost(DeviceError):
+    """Raised by a device that lost a step; the requests in it end as `error`, the others are unharmed."""
+
+    code, sentence, remedy = "D120", "the device lost a step", "submit the request again"
+
+
 class WorkersRefused(DeviceError):
     code, sentence, remedy = "D103", "the number of workers is refused", "give a whole number from 1 to 256"
 
@@ -157,6 +164,32 @@ class WorkersRefused(DeviceError):
 class MemoryRefused(DeviceError):
     code, sentence = "D104", "the machine cannot give the memory that the artifact needs"
     remedy = "give fewer cache blocks, or compile with fewer sequences or a smaller context"
+
+
+class DriverMissing(DeviceError):
+    """Nothing is wrong with the input: this machine lacks a tool."""
+
+    code, sentence, exit_code = "D105", "this machine has no usable GPU driver", 3
+    remedy = "install the NVIDIA driver and cuda-bindings on a machine with a GPU, or give --device cpu"
+
+
+class DriverOld(DeviceError):
+    code, sentence = "D106", "the GPU driver is older than the artifact's binaries"
+    remedy = "update the driver, or compile with an older Triton"
+
+
+class ChipMismatch(DeviceError):
+    code, sentence = "D107", "the artifact's binaries are for another GPU"
+    remedy = "compile for this one: `tapeout compile --target sm90` or another of its targets"
+
+
+class BinaryRefused(DeviceError):
+    code, sentence, remedy = "D108", "the GPU does not take a kernel of the artifact", RECOMPILE
+
+
+class DeviceFailed(DeviceError):
+    code, sentence = "D109", "a call of the GPU driver failed"
+    remedy = "run the step under compute-sanitizer, and report the artifact"
 
 
 # -- requests
@@ -194,6 +227,13 @@ class ParameterUnknown(ParameterError):
     remedy = "remove it, or use the nearest name"
 
 
+class ParameterUnsupported(ParameterError):
+    """The engine at hand cannot do what a valid parameter asks for."""
+
+    code, sentence = "P104", "the compiled sampler cannot do what a sampling parameter asks for"
+    remedy = "leave the parameter at the value that is expected, or compile an artifact that has it"
+
+
 class PromptRefused(RequestError):
     code, sentence = "Q101", "a prompt is refused"
     remedy = "give text, or a non-empty list of token ids of the vocabulary"
@@ -215,6 +255,19 @@ class BatchRefused(RequestError):
 
 class OptionRefused(RequestError):
     code, sentence, remedy = "Q105", "an engine option is refused", "correct the option"
+
+
+# -- caches on disk
+
+
+class CacheError(TapeoutError):
+    """A folder of stored blocks and snapshots is refused. Damaged entries are no error: they count as absent."""
+
+    remedy = "give another folder"
+
+
+class CacheFolderRefused(CacheError):
+    code, sentence = "K101", "the folder for stored cache entries cannot be used"
 
 
 # -- capacity

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from tapeout.runtime.artifact import Artifact, load_artifact
+from tapeout.runtime.artifact import Artifact
+from tapeout.runtime.artifact_set import DeviceName, open_artifact
 from tapeout.runtime.engine import Engine, EngineOptions
 from tapeout.runtime.errors import OtherModel, PromptRefused, RequestsMismatched
 from tapeout.runtime.params import SamplingParams, request_seed
@@ -38,11 +39,16 @@ class LLM:
         cache_blocks: int | None = None,
         chunk_tokens: int | None = None,
         drafts: bool = False,
+        device: DeviceName | None = None,
     ) -> None:
-        """Loads an artifact and maps the checkpoint folder `weights`. Raises TapeoutError or an InputError of `models`."""
+        """Loads an artifact and maps the checkpoint folder `weights`. Raises TapeoutError or an InputError of `models`.
+
+        `device` picks one of several targets, "cpu" or "cuda"; without it a GPU where the artifact has binaries for this machine's.
+        """
         options = EngineOptions(workers, cache_blocks, chunk_tokens, drafts)
         self.tokenizer: Tokenizer | None
-        self.engine, self.tokenizer = open_engine(load_artifact(artifact), Path(weights), options)
+        self.engine, self.tokenizer = open_engine(open_artifact(artifact, device), Path(weights), options)
+        self.engine.detokenizer = self.tokenizer.detokenizer
         self._submitted = 0
 
     @classmethod
@@ -50,6 +56,7 @@ class LLM:
         """The same interface over an engine that is there already; without a tokenizer prompts are token ids."""
         llm = cls.__new__(cls)
         llm.engine, llm.tokenizer, llm._submitted = engine, tokenizer, 0
+        engine.detokenizer = None if tokenizer is None else tokenizer.detokenizer
         return llm
 
     def generate(
@@ -64,6 +71,8 @@ class LLM:
         tokens = [self._tokens(prompt, i) for i, prompt in enumerate(asked)]
         names = [str(self._submitted + i) for i in range(len(asked))]
         each = _for_each(params, names)
+        for name, own in zip(names, each, strict=True):
+            self.engine.check_params(own, name)
         self._submitted += len(asked)
         try:
             for name, ids, own in zip(names, tokens, each, strict=True):
@@ -87,13 +96,17 @@ class LLM:
         return self.engine.checked_prompt(self.tokenizer.encode(prompt), f"prompt {index}")
 
     def _result(self, name: str, prompt: Prompt) -> RequestOutput:
+        has_text = self.engine.scheduler.roster.branches(name)[0].text is not None  # it was followed as it came, for its stop strings
         result = self.engine.take(name, prompt if isinstance(prompt, str) else None)
-        if self.tokenizer is None:
+        if self.tokenizer is None or has_text:
             return result
+        return replace(result, outputs=tuple(replace(output, text=self._text(output.token_ids)) for output in result.outputs))
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        if self.tokenizer is None:
+            return ""
         stream = self.tokenizer.detokenizer()
-        completion = result.outputs[0]
-        text = "".join(stream.push(token) for token in completion.token_ids) + stream.finish()
-        return replace(result, outputs=(replace(completion, text=text),))
+        return "".join(stream.push(token) for token in tokens) + stream.finish()
 
     def _drop(self, names: Sequence[str]) -> None:
         """Ends and forgets the requests of a call that failed."""

@@ -22,7 +22,7 @@ Bools = NDArray[np.bool_]
 class Reason(Enum):
     """Why a step verifies what it verifies."""
 
-    NOT_MEASURED = "no step times yet: everything is verified"
+    NOT_MEASURED = "no step times, or no rates of such a block yet: everything that fits is verified"
     NO_DRAFTS = "nothing was drafted"
     PEER = "the best rate by the newest rates"
     EARLY_STOP = "the rate fell at the next draft"
@@ -297,8 +297,10 @@ def _for_block(memory: Memory, rules: Rules, allocation: Floats, times: Floats, 
     """The plan for the block at hand, by the candidate of its length that has scored best."""
     track = next((t for t in memory.tracks if t.length == allocation.shape[1]), None)
     if track is None or not track.curves or not track.length:
-        reason = Reason.DRAFTS_DO_NOT_PAY if length == 0 else Reason.NO_DRAFTS
-        return replace(_unmeasured(allocation, times), draft_length=length, reason=reason)
+        is_off = length == 0 < memory.tracks[-1].length
+        fitting = int(np.count_nonzero(np.isfinite(times[: allocation.size + 1]))) - 1
+        reason = Reason.DRAFTS_DO_NOT_PAY if is_off else Reason.NOT_MEASURED if allocation.size else Reason.NO_DRAFTS
+        return replace(_unmeasured(allocation, times), widths=split(allocation, fitting), draft_length=length, reason=reason)
     own = _step_ms(track.length, times, memory.sequences, rules)
     fits = bool(np.isfinite(own[-1]))
     candidate = int(np.argmax(track.scores)) if fits else len(rules.means)

@@ -1,28 +1,34 @@
-"""Runs an artifact's programs on a device: owns every buffer, packs each launch table once, fills host inputs of a step.
+"""Runs an artifact's programs on a device: plans every buffer, packs each launch table once, fills host inputs of a step.
 
 Queue entries are `encoder` (the step program and the encoder in one table), `decoder`, `sample` and `draft`; entries that need no
-host work in between are joined into one native call. A program runs in the smallest bucket that fits. Which rows to run, and what
-their results mean, is the engine's business.
+host work in between are one table, which the device runs at once. A program runs in the smallest bucket that fits. Host inputs share one
+block, results another, so that a device with memory of its own copies each once. Which rows to run, and what their results mean, is the
+engine's business.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tapeout.runtime.artifact import EXTENTS, HOST_INPUTS, Artifact, Launch, StateSpec, Value
-from tapeout.runtime.device.cpu import CpuDevice, LaunchTable, joined, launch_table
-from tapeout.runtime.device.memory import Bytes, address, typed, value_bytes, zeroed
+from tapeout.runtime.artifact import ALIGNMENT, EXTENTS, HOST_INPUTS, HOST_RESULTS, Artifact, Launch, StateSpec, Value
+from tapeout.runtime.device import Call, Device, Region
+from tapeout.runtime.device.memory import Bytes, typed, value_bytes
 from tapeout.runtime.errors import BatchRefused, ProgramsInconsistent
 from tapeout.runtime.weights import BoundWeights
 
 ENTRY_PROGRAMS = {"encoder": ("step", "encoder"), "decoder": ("decoder",), "sample": ("sample",), "draft": ("draft",)}
 CELL = 16  # int32 cells between run-time counts: one cache line each
+FETCHED = "logits"
+"""The one result that is large and seldom wanted: it stays on the device until it is asked for."""
 
 Part = tuple[str, int]
 """An entry and the bucket it runs in."""
+
+Key = tuple[str, str]
+"""Name and part of a value."""
 
 
 class Draw(NamedTuple):
@@ -61,24 +67,26 @@ class StepRows:
 class LoadedPrograms:
     """Programs of one artifact with their buffers on one device. Not thread safe: one step at a time."""
 
-    def __init__(self, artifact: Artifact, weights: BoundWeights, device: CpuDevice, cache_blocks: int) -> None:
+    def __init__(self, artifact: Artifact, weights: BoundWeights, device: Device, cache_blocks: int) -> None:
         self.artifact, self.device, self.cache_blocks = artifact, device, cache_blocks
-        self._weights = weights
-        self._counts = np.zeros(CELL * len(EXTENTS), dtype=np.int32)
-        self._cells: dict[str, NDArray[np.int32]] = {
-            name: self._counts[i * CELL : i * CELL + 1] for i, name in enumerate(EXTENTS)
-        }
         sizes = [program.arena_bytes for buckets in artifact.programs.values() for program in buckets.values()]
         self.arena_bytes = max(sizes, default=0)
-        self._arena = zeroed(self.arena_bytes, "arena")
+        self._arena = device.memory(self.arena_bytes, "arena").address
         self._states = {
-            (state.name, part.part): zeroed(self._state_rows(state) * part.row_bytes, f"state {state.name}")
+            (state.name, part.part): device.memory(self._state_rows(state) * part.row_bytes, f"state {state.name}").address
             for state in artifact.manifest.states
             for part in state.parts
         }
-        self._values, self._io = self._buffers()
+        self.state_bytes = sum(self._state_rows(state) * part.row_bytes for state in artifact.manifest.states for part in state.parts)
+        """Bytes of all states."""
+        self._values = self._shapes()
+        self._io: dict[Key, int] = {}
+        self._hosts: dict[Key, Bytes] = {}
+        self._place_io()
+        self._weights = self._placed(weights)
         self._kernels = [device.kernel(kernel.symbol) for kernel in artifact.manifest.kernels]
-        self._tables: dict[tuple[Part, ...], LaunchTable] = {}
+        self._calls: dict[Part, list[Call]] = {}
+        self._tables: dict[tuple[Part, ...], Any] = {}
         self._hosted = {name: self._host(name) for names in HOST_INPUTS.values() for name in names}
         self._prefill_constants()
 
@@ -92,13 +100,10 @@ class LoadedPrograms:
         """The whole buffer of a named value, sized for the largest bucket. Raises ProgramsInconsistent for an unknown name."""
         if (name, part) not in self._values:
             raise ProgramsInconsistent(f"{self.artifact.directory}: value {name}.{part}", "no such input or result", "one of the step's")
+        if (name, part) not in self._hosts:
+            raise ProgramsInconsistent(f"{self.artifact.directory}: value {name}.{part}", "a value of the device", "an input or a result")
         value, shape = self._values[name, part]
-        return typed(self._io[name, part], value.dtype, shape)
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of all states."""
-        return sum(state.nbytes for state in self._states.values())
+        return typed(self._hosts[name, part], value.dtype, shape)
 
     @property
     def has_draft(self) -> bool:
@@ -121,9 +126,9 @@ class LoadedPrograms:
             return options.max_sequences * (state.length or 1) + self.artifact.buckets[-1]
         return self.cache_blocks * options.block_tokens // (state.ratio or 1)
 
-    def _buffers(self) -> tuple[dict[tuple[str, str], tuple[Value, tuple[int, ...]]], dict[tuple[str, str], Bytes]]:
-        """Every named value with its largest shape, and its bytes. Equal names are one buffer."""
-        values: dict[tuple[str, str], tuple[Value, tuple[int, ...]]] = {}
+    def _shapes(self) -> dict[Key, tuple[Value, tuple[int, ...]]]:
+        """Every named value with its largest shape. Equal names are one buffer."""
+        values: dict[Key, tuple[Value, tuple[int, ...]]] = {}
         for buckets in self.artifact.programs.values():
             for bucket, program in buckets.items():
                 for value in (*program.inputs, *program.results):
@@ -131,8 +136,44 @@ class LoadedPrograms:
                     known = values.get((value.name, value.part))
                     if known is None or value_bytes(value.dtype, shape) > value_bytes(value.dtype, known[1]):
                         values[value.name, value.part] = (value, shape)
-        sized = values.items()
-        return values, {key: zeroed(value_bytes(value.dtype, shape), f"value {value.name}") for key, (value, shape) in sized}
+        return values
+
+    def _place_io(self) -> None:
+        """Run-time counts and host inputs in one block, results in another, logits and inner values each by itself."""
+        sizes = {key: value_bytes(value.dtype, shape) for key, (value, shape) in self._values.items()}
+        given, read = _names(HOST_INPUTS), _names(HOST_RESULTS)
+        inputs = [key for key in sizes if key[0] in given]
+        results = [key for key in sizes if key[0] in read and key[0] != FETCHED]
+        cells = 4 * CELL
+        given_sizes = {("", name): cells for name in EXTENTS} | {key: sizes[key] for key in inputs}
+        self._inputs, self._inputs_bytes = self._block("inputs", given_sizes)
+        self._results, self._results_bytes = self._block("results", {key: sizes[key] for key in results})
+        for key in sizes.keys() - {*inputs, *results}:
+            region = self.device.memory(sizes[key], f"value {key[0]}", "fetched" if key[0] == FETCHED else "device")
+            self._io[key] = region.address
+            if region.host is not None:
+                self._hosts[key] = region.host
+            if key[0] == FETCHED:
+                self._fetched = region
+        self._cells: dict[str, NDArray[np.int32]] = {name: self._hosts["", name][:cells].view(np.int32) for name in EXTENTS}
+
+    def _block(self, use: Literal["inputs", "results"], sizes: dict[Key, int]) -> tuple[Region, int]:
+        """One region that holds several buffers, each at a 64-byte boundary, and its bytes."""
+        starts, end = {}, 0
+        for key, size in sizes.items():
+            starts[key], end = end, end + _aligned(size)
+        region = self.device.memory(end, f"{use} of a step", use)
+        for key, start in starts.items():
+            self._io[key] = region.address + start
+            if region.host is not None:
+                self._hosts[key] = region.host[start : start + max(sizes[key], 1)]
+        return region, end
+
+    def _placed(self, weights: BoundWeights) -> dict[Key, int]:
+        """Addresses of the weights; tables that no rule makes are read by rows."""
+        rows = {operand.name for operand in self.artifact.weights if operand.kind == "table" and operand.derived is None}
+        self._bound = weights  # a device may read the arrays where they are
+        return {key: self.device.place(array, f"weight {key[0]}", by_rows=key[0] in rows) for key, array in weights.parts.items()}
 
     def _prefill_constants(self) -> None:
         """What no step changes: all rows are kept (exact mode), and no window has a floor. The buffers start as zeros."""
@@ -158,34 +199,35 @@ class LoadedPrograms:
         """Runs entries one after the other as one native call on each worker."""
         table = self._tables.get(parts)
         if table is None:
-            table = self._tables[parts] = joined([self._packed(part) for part in parts])
+            table = self._tables[parts] = self.device.table([call for part in parts for call in self.calls(part)])
         self.device.run(table)
 
-    def _packed(self, part: Part) -> LaunchTable:
-        if (part,) not in self._tables:
+    def calls(self, part: Part) -> list[Call]:
+        """The kernel calls of an entry in a bucket, in order."""
+        if part not in self._calls:
             entry, bucket = part
-            launches = [
-                launch for name in ENTRY_PROGRAMS[entry] for launch in self.artifact.programs[name][bucket].launches
+            self._calls[part] = [
+                Call(self._kernels[launch.kernel], tuple(map(self._address, launch.buffers)), launch.grid)
+                for launch in self.launches(entry, bucket)
             ]
-            kernels = [self._kernels[launch.kernel] for launch in launches]
-            self._tables[(part,)] = launch_table(kernels, [self._addresses(launch) for launch in launches])
-        return self._tables[(part,)]
+        return self._calls[part]
 
-    def _addresses(self, launch: Launch) -> list[int]:
-        return [self._address(ref) for ref in launch.buffers]
+    def launches(self, entry: str, bucket: int) -> list[Launch]:
+        """The artifact's launches behind `calls`, in the same order."""
+        return [launch for name in ENTRY_PROGRAMS[entry] for launch in self.artifact.programs[name][bucket].launches]
 
     def _address(self, ref: tuple[str, ...] | tuple[str, int]) -> int:
         match ref:
             case ("arena", int(offset)):
-                return address(self._arena) + offset
+                return self._arena + offset
             case ("io", str(name), str(part)):
-                return address(self._io[name, part])
+                return self._io[name, part]
             case ("weight", str(name), str(part)):
-                return address(self._weights.parts[name, part])
+                return self._weights[name, part]
             case ("state", str(name), str(part)):
-                return address(self._states[name, part])
+                return self._states[name, part]
             case ("extent", str(name)):
-                return address(self._cells[name])
+                return self._io["", name]
         raise ProgramsInconsistent("programs.json", ref, "a buffer reference")
 
     # -- a step
@@ -238,11 +280,16 @@ class LoadedPrograms:
         count, outputs = self.load(rows)
         bucket = self.bucket(max(count, outputs))
         self.run(("encoder", bucket), ("decoder", bucket))
+        self._fetch_logits(outputs)
 
-    def step(self, rows: StepRows, *, drafting: bool) -> None:
+    def _fetch_logits(self, outputs: int) -> None:
+        value, shape = self._values[FETCHED, "values"]
+        self.device.download(self._fetched, value_bytes(value.dtype, (outputs, *shape[1:])))
+
+    def step(self, rows: StepRows, *, drafting: bool, logits: bool = False) -> None:
         """A whole step: forward, sample a token for each draw, draft behind it if asked. One native call on each worker.
 
-        `rows.draws` pairs with `rows.outputs`. Results are then in `sampled`, `logprobs`, `drafts` and `confidences`.
+        `rows.draws` pairs with `rows.outputs`. Results are then in `sampled`, `logprobs`, `drafts` and `confidences`; `logits` on request.
         """
         count, outputs = self.load(rows)
         bucket = self.bucket(max(count, outputs))
@@ -254,10 +301,21 @@ class LoadedPrograms:
                 self.load_draft(rows.draws)
                 parts.append(("draft", self.draft_bucket(outputs)))
         self.run(*parts)
+        if logits:
+            self._fetch_logits(outputs)
 
     def draft(self, golden: Sequence[int], draws: Sequence[Draw]) -> None:
         """The draft alone, behind given tokens; `draws[i].position` is the position of `golden[i]`."""
         self._cells["outputs"][0] = len(golden)
         self.array("sampled")[: len(golden)] = golden
+        self.device.upload(self._results, self._results_bytes)
         self.load_draft(draws)
         self.run(("draft", self.draft_bucket(len(golden))))
+
+
+def _names(table: dict[str, tuple[str, ...]]) -> set[str]:
+    return {name for names in table.values() for name in names}
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

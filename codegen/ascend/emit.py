@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from tapeout.codegen import tile_builder as t
-from tapeout.codegen.ascend.lower_tile_memory import ROW_LOOP, is_access, lower_access
+from tapeout.codegen.ascend.lower_tile_memory import ROW_LOOP, is_access, lanes, lower_access
 from tapeout.codegen.tile_arithmetic import element, tile_type
-from tapeout.dialects import tile
-from tapeout.dialects._mlir import arith, func, ir, linalg, scf, tensor
+from tapeout.dialects._mlir import arith, func, ir, scf, tensor
 
 Value = Any
 PRODUCTS = ("linalg.matmul", "hfusion.matmul_mx")
@@ -22,6 +21,7 @@ CUBE_OPS = frozenset({
 })  # fmt: skip
 """What the cube core does without a vector core, among ops that make tiles."""
 LEAD, TRAIL = 2, 6
+SCALED_STEP = 64  # elements of K: the block-scaled product takes its scales in pairs
 
 # The Ascend parser wants the body that this op has by definition, and our bindings cannot build it: a lane number outside linalg does not verify.
 _ARANGE = '"hfusion.arange"'
@@ -37,10 +37,15 @@ _ARANGE_BODY = """ <{operandSegmentSizes = array<i32: 1, 1, 1>}> ({
 
 def emit(module: ir.Module) -> str:
     """The text of a kernel module (not changed) on the tile contract."""
+    return text_of(lowered(module))
+
+
+def lowered(module: ir.Module) -> ir.Module:
+    """A copy of a kernel module on the tile contract."""
     with module.context:
         copy = ir.Module.parse(module.operation.get_asm(print_generic_op_form=True))
     lower_tile_to_hivm(copy)
-    return text_of(copy)
+    return copy
 
 
 def lower_tile_to_hivm(module: ir.Module) -> None:
@@ -48,6 +53,7 @@ def lower_tile_to_hivm(module: ir.Module) -> None:
     module.context.allow_unregistered_dialects = True
     with module.context, ir.Location.unknown():
         function = _contract_function(module)
+        _order_round_trips(function.operation)
         for op in list(operations(function.operation)):
             _lower(op)
         _erase_unused(function.operation)
@@ -146,6 +152,55 @@ def _erase_unused(function: Any) -> None:
             op.erase()
 
 
+# ---- order between cores -----------------------------------------------------------------------------------------------
+
+READS = {"tile.load": (0,), "tile.gather": (0, 1), "tile.scalar": (0,), "tile.scatter": (2,)}
+WRITES = {"tile.store": 1, "tile.scatter": 1, "tile.compress_store": 2}
+"""Operand numbers of buffers."""
+BARRIER_FLAG = 15  # the compiler numbers its own flags from 0
+
+
+def round_trips(function: Any) -> set[Any]:
+    """Buffers that a kernel both writes and reads."""
+    found = list(operations(function))
+    read = {op.operands[number] for op in found for number in READS.get(op.name, ())}
+    return read & {op.operands[WRITES[op.name]] for op in found if op.name in WRITES}
+
+
+def _order_round_trips(function: Any) -> None:
+    """Around a write of a buffer that is read again, both vector cores meet: the tile contract orders one core's accesses alone."""
+    shared = round_trips(function)
+    has_products = any(op.name in ("linalg.matmul", "tile.dot_scaled") for op in operations(function))
+    if not shared or not has_products:
+        return
+    for op in [op for op in operations(function) if op.name in WRITES and op.operands[WRITES[op.name]] in shared]:
+        with ir.InsertionPoint(op):
+            _through_vector_core(op)
+            _meet()
+        with ir.InsertionPoint(_next(op)):
+            _meet()
+
+
+def _next(op: Any) -> Any:
+    siblings = list(op.block.operations)
+    return siblings[siblings.index(op) + 1]
+
+
+def _through_vector_core(op: Any) -> None:
+    """A tile of sums would be stored by the cube core, which does not meet the vector cores: a maximum with the lowest number moves it."""
+    value = op.operands[0]
+    if t.is_tile(value) and t.kind_of(value) == "f32":
+        op.operands[0] = arith.maxnumf(value, t.like(-3.4028234663852886e38, value))
+
+
+def _meet() -> None:
+    words = {"sync_block_mode": "sync_block_mode<ALL_SUB_VECTOR>", "tvector_pipe": "pipe<PIPE_MTE3>"}
+    attributes: dict[str, Any] = {name: ir.Attribute.parse(f"#hivm.{word}") for name, word in words.items()}
+    attributes["flag_id"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), BARRIER_FLAG)
+    ir.Operation.create("hivm.hir.sync_block", attributes=attributes)
+    ir.Operation.create("hivm.hir.pipe_barrier", attributes={"pipe": ir.Attribute.parse("#hivm.pipe<PIPE_ALL>")})
+
+
 # ---- ops ---------------------------------------------------------------------------------------------------------------
 
 
@@ -159,24 +214,24 @@ def _lower(op: Any) -> None:
         result = lower(op)
     if result is not None:
         op.results[0].replace_all_uses_with(result)
-    op.erase()
+    if result is not None or not list(op.results):
+        op.erase()
 
 
 def _iota(op: Any) -> Value:
     return lanes(t.shape_of(op.results[0])[0])
 
 
-def lanes(n: int) -> Value:
-    """[0, ..., n - 1] as i32."""
-    kind = tile_type([n], element("i32"))
-    segments = ir.DenseI32ArrayAttr.get([1, 1, 1])
-    return ir.Operation.create("hfusion.arange", results=[kind], operands=[t.index(0), t.index(1), tensor.empty([n], element("i32"))],
-                               attributes={"operandSegmentSizes": segments}).result
-
-
 def _dot_scaled(op: Any) -> Value:
+    """The block-scaled product where a step holds pairs of scale groups; else both sides decoded to bf16, which is exact."""
     a, sa, b, sb, acc = op.operands
+    if t.shape_of(a)[1] % SCALED_STEP:
+        return t.dot(_decoded(a, sa), t.transpose(_decoded(t.transpose(b), sb)), acc)
     return ir.Operation.create("hfusion.matmul_mx", results=[op.results[0].type], operands=[a, b, sa, sb, acc]).result
+
+
+def _decoded(codes: Value, scales: Value) -> Value:
+    return t.cast(t.dequantize_q8(codes, scales), "bf16")
 
 
 def _compress_store(op: Any) -> Value:
@@ -188,11 +243,28 @@ def _compress_store(op: Any) -> Value:
                                attributes={"cum_dims": ir.DenseI64ArrayAttr.get([0]), "reverse": ir.BoolAttr.get(False)}).result
     places = t.add(t.sub(sums, 1), t.splat(view.at, [n]))
     kept = t.bit_and(view.mask, t.less(places, t.splat(view.limit, [n])))
-    ir.Operation.create("hfusion.indirect_store", results=[], operands=[view.values, places, t.widen_unsigned(kept, "i8"), view.base])
+    ir.Operation.create("hfusion.indirect_store", results=[], operands=[view.base, places, view.values, t.cast(kept, "i8")])
     total = tensor.extract(t.reduce(t.cast(kept, "i32"), "add", 0), [])
     return arith.index_cast(ir.IndexType.get(), total) if total.type == i32 else total
 
 
-_LOWER = {"tile.iota": _iota, "tile.dot_scaled": _dot_scaled, "tile.compress_store": _compress_store}
+def _widen(op: Any) -> Value | None:
+    """A widened value that was just rounded to e4m3: the compiler drops such a pair, and with it the rounding."""
+    source = op.operands[0].owner
+    if isinstance(source, ir.Block) or source.name != "arith.truncf" or t.kind_of(op.operands[0]) != "e4m3":
+        return None
+    return rounded_e4m3(source.operands[0])
 
-__all__ = ["CUBE_OPS", "PRODUCTS", "emit", "lanes", "linalg", "lower_tile_to_hivm", "mix_mode", "operations", "text_of", "tile"]
+
+def rounded_e4m3(x: Value) -> Value:
+    """f32 values of at most 448, rounded to e4m3 numbers (nearest, ties to even) by f32 and integer arithmetic alone."""
+    bits = t.bitcast(x, "i32")
+    odd = t.bit_and(t.shr_unsigned(bits, 20), 1)
+    normal = t.bitcast(t.bit_and(t.add(t.add(bits, 0x7FFFF), odd), -0x100000), "f32")
+    step = 1.5 * 2.0**14  # numbers near it are 2^-9 apart, as e4m3 ones are below 2^-6
+    return t.select(t.less(t.absolute(x), 2.0**-6), t.sub(t.add(x, step), step), normal)
+
+
+_LOWER = {"arith.extf": _widen, "tile.iota": _iota, "tile.dot_scaled": _dot_scaled, "tile.compress_store": _compress_store}
+
+__all__ = ["CUBE_OPS", "PRODUCTS", "emit", "lower_tile_to_hivm", "mix_mode", "operations", "text_of"]

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tapeout.codegen import tile_builder as t
-from tapeout.codegen.tile_arithmetic import element_of, tile_type
+from tapeout.codegen.ascend.facts import CORE
+from tapeout.codegen.tile_arithmetic import element, element_of, tile_type
 from tapeout.dialects import tile
 from tapeout.dialects._mlir import arith, bufferization, ir, linalg, memref, scf, tensor
 
@@ -147,24 +148,82 @@ def _row_loop(op: Any, count: Value, width: int, body: Callable[[Value, Value, V
         scf.YieldOp([])
 
 
+def _is_aligned(value: Value) -> bool:
+    """Whether rows of a tile start at aligned addresses of the unified buffer, one behind the other."""
+    width = t.shape_of(value)[1]
+    return width * _bytes(value) % CORE.unified_alignment == 0
+
+
+def _bytes(value: Value) -> int:
+    return int(ir.RankedTensorType(value.type).element_type.width) // 8
+
+
 def _gather(op: Any) -> Value:
     rows, width = t.shape_of(op.out)
-    local, valid = _allocated(op.out.type), list(op.valid)
-    count = _clamped(valid[0], rows) if valid else t.index(rows)
-    _row_loop(op, count, width, lambda r, _, row: memref.copy(row, rows_of_view(local, r, 1)))
+    valid = [_clamped(v, rows) for v in op.valid]
+    if not _is_aligned(op.out):
+        return _gather_elements(op, rows, width, valid)
+    local = _allocated(op.out.type)
+    _row_loop(op, valid[0] if valid else t.index(rows), width, lambda r, _, row: memref.copy(row, rows_of_view(local, r, 1)))
     return _as_tensor(local, op.out.type)
+
+
+def _gather_elements(op: Any, rows: int, width: int, valid: list[Value]) -> Value:
+    """Element by element: a copy cannot start a row between two aligned addresses."""
+    count = valid[0] if valid else t.index(rows)
+    local = _allocated(tile_type([rows], element("i32")))
+    memref.copy(rows_of_view(cast_view(op.ids, op.first, [rows], [1]), 0, count), rows_of_view(local, 0, count))
+    ids = t.maximum(_as_tensor(local, tile_type([rows], element("i32"))), 0)
+    starts = t.add(t.mul(t.cast(ids, "i64"), op.row_stride.value), t.splat(op.column, [rows], "i64"))
+    places = t.add(t.broadcast(starts, 1, width), t.broadcast(t.cast(lanes(width), "i64"), 0, rows))
+    there = t.broadcast(t.cast(t.less(lanes(rows), t.splat(count, [rows])), "i32"), 1, width)
+    empty = tensor.empty([rows, width], element_of(op.out))
+    other = t.full([rows, width], 0, t.kind_of(op.out))
+    return ir.Operation.create("hfusion.indirect_load", results=[op.out.type], operands=[op.base, places, empty, t.cast(there, "i8"), other],
+                               attributes={"isVolatile": ir.BoolAttr.get(True)}).result
 
 
 def _scatter(op: Any) -> None:
     rows, width = t.shape_of(op.value)
+    value = op.value if width == 1 or _is_aligned(op.value) else _widened(op.value)
 
     def write(r: Value, row: Value, view: Value) -> None:
         kept = scf.IfOp(t.greater_equal(row, 0))
         with ir.InsertionPoint(kept.then_block):
-            _written(rows_of_tile(op.value, r, 1), view)
+            _written(_number(value, r) if width == 1 else _one_row(value, r, width), view)
             scf.YieldOp([])
 
     _row_loop(op, _clamped(op.valid, rows), width, write)
+
+
+def _number(value: Value, r: Value) -> Value:
+    """One element in a tile of its own, which starts at an aligned address."""
+    number = tensor.extract(value, [r, t.index(0)])
+    return linalg.fill(number, outs=[tensor.empty([1, 1], number.type)])
+
+
+def _widened(value: Value) -> Value:
+    """The tile with rows that fill whole aligned blocks."""
+    rows, width = t.shape_of(value)
+    step = CORE.unified_alignment // _bytes(value)
+    wide = -(-width // step) * step
+    target = tensor.empty([rows, wide], element_of(value))
+    return tensor.InsertSliceOp(value, target, [], [], [], [0, 0], [rows, width], [1, 1]).result
+
+
+def _one_row(value: Value, r: Value, width: int) -> Value:
+    kind = tile_type([1, width], element_of(value))
+    return tensor.ExtractSliceOp(kind, value, [r], [], [], [DYNAMIC_STRIDE, 0], [1, width], [1, 1]).result
+
+
+def lanes(n: int) -> Value:
+    """[0, ..., n - 1] as i32."""
+    if n == 1:  # the compiler does not take a single lane
+        return t.full([1], 0, "i32")
+    segments = ir.DenseI32ArrayAttr.get([1, 1, 1])
+    return ir.Operation.create("hfusion.arange", results=[tile_type([n], element("i32"))],
+                               operands=[t.index(0), t.index(1), tensor.empty([n], element("i32"))],
+                               attributes={"operandSegmentSizes": segments}).result
 
 
 _LOWER: dict[str, Callable[[Any], Value | None]] = {

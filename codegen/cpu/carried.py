@@ -14,13 +14,13 @@ from tapeout.codegen.cpu.tiles import Broadcast, Mapped, Reshaped, Stored, Tile,
 from tapeout.dialects._mlir import ir, scf
 
 if TYPE_CHECKING:
-    from tapeout.codegen.cpu.lower_tile_to_loops import _Lowering
+    from tapeout.codegen.cpu.lower_tile_to_loops import KernelLowering
 
 
 class CarriedTiles:
     """The loops of one kernel."""
 
-    def __init__(self, lowering: "_Lowering") -> None:
+    def __init__(self, lowering: "KernelLowering") -> None:
         self.lowering = lowering
         self.e = lowering.e
 

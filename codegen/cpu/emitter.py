@@ -37,12 +37,18 @@ class Buffer:
     rep: str
     count: int
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes on the stack."""
+        return self.count * BYTES[self.rep]
+
 
 class Emitter:
     """The function being written."""
 
-    def __init__(self, entry: Any) -> None:
+    def __init__(self, entry: Any, spare_rows: int = 0) -> None:
         self.entry = entry
+        self.spare_rows = spare_rows  # rows behind a rank 2 f32 stack tile that products may overwrite
         self.levels = [Level(entry)]
         self.base = 0
         self.depths: dict[Any, int] = {}
@@ -51,6 +57,7 @@ class Emitter:
         self.taken: list[list[Buffer]] = []  # buffers taken in each open scope
         self._serial = 0
         self._types: dict[tuple[str, int], Any] = {}
+        self.buffers: list[Buffer] = []  # all stack buffers of the function
 
     # ---- levels
 
@@ -197,7 +204,8 @@ class Emitter:
         stored = "i8" if rep == "i1" else rep
         with ir.InsertionPoint.at_block_begin(self.entry):
             memory = memref.alloca(ir.MemRefType.get([max(count, 1)], self.type(stored)), [], [], alignment=ALIGNMENT)
-        return Buffer(memory, rep, max(count, 1))
+        self.buffers.append(Buffer(memory, rep, max(count, 1)))
+        return self.buffers[-1]
 
     def give_back(self, buffer: Buffer) -> None:
         """Lets a later request reuse a buffer."""

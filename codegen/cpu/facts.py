@@ -1,4 +1,4 @@
-"""What is known of the CPUs that kernels are built for: instruction sets by LLVM name, vector registers, caches.
+"""What is known of the CPUs that kernels are built for: instruction sets by LLVM name, vector registers, stack.
 
 `x86-64-v3` is the default and the same on every host; `native` is this host's flags as Linux lists them. Nothing else may ask what the
 host is.
@@ -40,8 +40,7 @@ class Cpu:
     features: tuple[str, ...]
     vector_bits: int
     vector_registers: int
-    l1_bytes: int = 32 * 1024
-    l2_bytes: int = 512 * 1024
+    stack_bytes: int = 1024 * 1024  # of one kernel: threads have 8 MiB by default, some systems give 2
 
     @property
     def target_cpu(self) -> str:

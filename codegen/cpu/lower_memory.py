@@ -11,7 +11,7 @@ from tapeout.dialects import tile as dialect
 from tapeout.dialects._mlir import arith, ir, memref, vector
 
 if TYPE_CHECKING:
-    from tapeout.codegen.cpu.lower_tile_to_loops import _Lowering
+    from tapeout.codegen.cpu.lower_tile_to_loops import KernelLowering
 
 
 def _shape(value: Any) -> tuple[int, ...]:
@@ -25,7 +25,7 @@ def _rep(value: Any) -> str:
 class Memory:
     """The memory ops of one kernel."""
 
-    def __init__(self, lowering: "_Lowering") -> None:
+    def __init__(self, lowering: "KernelLowering") -> None:
         self.lowering = lowering
         self.e = lowering.e
 

@@ -13,7 +13,7 @@ from tapeout.codegen.cpu.tiles import Splat, Stored, Tile, broadcasted, evaluate
 from tapeout.dialects._mlir import ir, vector
 
 if TYPE_CHECKING:
-    from tapeout.codegen.cpu.lower_tile_to_loops import _Lowering
+    from tapeout.codegen.cpu.lower_tile_to_loops import KernelLowering
 
 TRANSPOSED_MULTIPLE = 8  # columns of both operands of A B^T are padded to this
 SCALE_BIAS = 8  # e4m3 codes are decoded times 2^-8 (registers), the scale puts it back
@@ -22,7 +22,7 @@ SCALE_BIAS = 8  # e4m3 codes are decoded times 2^-8 (registers), the scale puts 
 class Products:
     """The products of one kernel; operands that a loop does not change are staged in front of it."""
 
-    def __init__(self, lowering: "_Lowering") -> None:
+    def __init__(self, lowering: "KernelLowering") -> None:
         self.lowering = lowering
         self.e = lowering.e
         self.staged: dict[tuple[Any, int], Stored] = {}

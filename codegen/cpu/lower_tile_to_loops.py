@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tapeout.codegen.cpu import abi, elementwise
+import ml_dtypes
+import numpy as np
+
+from tapeout.codegen.cpu import abi, elementwise, fp4
 from tapeout.codegen.cpu.carried import CarriedTiles
 from tapeout.codegen.cpu.emitter import Emitter
 from tapeout.codegen.cpu.linear_index import Index, number
@@ -20,15 +23,18 @@ from tapeout.codegen.cpu.plan import LOADS, Demand, Plan, Rows, is_lazy, is_tile
 from tapeout.codegen.cpu.products import Blocks
 from tapeout.codegen.cpu.reductions import reduce
 from tapeout.codegen.cpu.registers import rep_of
-from tapeout.codegen.cpu.tiles import Iota, Splat, Stored, Tile, broadcasted, on_stack, reshaped, transposed
+from tapeout.codegen.cpu.tiles import Iota, Splat, Stored, Tile, broadcasted, mapped, on_stack, reshaped, transposed
 from tapeout.dialects._mlir import arith, func, ir, passmanager, scf
 
 _KINDS = {"arith.addf": "add", "arith.addi": "add", "arith.maxnumf": "max", "arith.maxsi": "max", "arith.minnumf": "min",
           "arith.minsi": "min"}  # fmt: skip
 
 
-def lower_tile_to_loops(module: ir.Module, blocks: Blocks | None = None) -> None:
-    """Rewrites a kernel module in place; `blocks` are the register blocks of products (for 16 vector registers by default)."""
+def lower_tile_to_loops(module: ir.Module, blocks: Blocks | None = None) -> list[int]:
+    """Rewrites a kernel module in place; returns the sizes of its stack buffers in bytes, largest first.
+
+    `blocks` are the register blocks of products (for 16 vector registers by default).
+    """
     with module.context, ir.Location.name(module.body.operations[0].name.value):
         passmanager.PassManager.parse("builtin.module(cse)").run(module.operation)
         body, grid = list(module.body.operations)[:2]
@@ -37,17 +43,19 @@ def lower_tile_to_loops(module: ir.Module, blocks: Blocks | None = None) -> None
         native = abi.declare(module, name)
         with ir.InsertionPoint(native.add_entry_block()):
             func.ReturnOp([])
-        _Lowering(native, body, blocks or Blocks()).run(grid)
+        lowering = KernelLowering(native, body, blocks or Blocks())
+        lowering.run(grid)
         body.operation.erase()
         grid.operation.erase()
+    return sorted((buffer.size_bytes for buffer in lowering.e.buffers), reverse=True)
 
 
-class _Lowering:
+class KernelLowering:
     """One kernel being lowered: what each value of it has become."""
 
     def __init__(self, native: Any, body: Any, blocks: Blocks) -> None:
         self.native, self.body, self.blocks = native, body, blocks
-        self.e = Emitter(native.entry_block)
+        self.e = Emitter(native.entry_block, blocks.tall - 1)
         self.plan: Plan = make_plan(body)
         self.scalars: dict[Any, Any] = {}
         self.depths: dict[Any, int] = {}
@@ -207,6 +215,9 @@ class _Lowering:
     def _make(self, op: Any) -> Tile:
         if op.name in _TILES:
             return _TILES[op.name](self, op)
+        packed = fp4.operands(op)
+        if packed is not None:
+            return mapped(fp4.decode, "f32", *(self.tile(v) for v in packed))
         sources = [self.tiles[v] if is_tile(v) else self._splat(op, v) for v in op.operands]
         return elementwise.build(op, sources)
 
@@ -274,17 +285,14 @@ def _bits(attribute: Any, elem: str) -> Any:
     """A constant as the register that holds it: the number, or the bits of a narrow float."""
     if elem not in ("bf16", "f16", "f8E4M3FN"):
         return attribute.value
-    import ml_dtypes
-    import numpy as np
-
     kind: Any = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f8E4M3FN": ml_dtypes.float8_e4m3fn}[elem]
     array = np.array(attribute.value, dtype=np.float64).astype(kind)
     return int(array.view(np.int8 if elem == "f8E4M3FN" else np.int16))
 
 
-_TILES: dict[str, Callable[[_Lowering, Any], Tile]] = {
-    "arith.constant": _Lowering._constant,
-    "linalg.fill": _Lowering._fill,
+_TILES: dict[str, Callable[[KernelLowering, Any], Tile]] = {
+    "arith.constant": KernelLowering._constant,
+    "linalg.fill": KernelLowering._fill,
     "tile.iota": lambda w, op: Iota(tuple(ir.RankedTensorType(op.results[0].type).shape), "i32"),
     "linalg.broadcast": lambda w, op: broadcasted(
         w.tiles[op.operands[0]], next(iter(op.attributes["dimensions"])), _extent(op, next(iter(op.attributes["dimensions"])))
@@ -301,9 +309,9 @@ def _extent(op: Any, axis: int) -> int:
     return int(ir.RankedTensorType(op.results[0].type).shape[axis])
 
 
-_HANDLERS: dict[str, Callable[[_Lowering, Any], None]] = {
-    "arith.constant": _Lowering._scalar_constant,
-    "linalg.reduce": _Lowering._reduce,
+_HANDLERS: dict[str, Callable[[KernelLowering, Any], None]] = {
+    "arith.constant": KernelLowering._scalar_constant,
+    "linalg.reduce": KernelLowering._reduce,
     "linalg.matmul": lambda w, op: w.products.matmul(op),
     "tile.dot_scaled": lambda w, op: w.products.dot_scaled(op.opview),
     "tile.store": lambda w, op: w.memory.store(op.opview),
@@ -312,5 +320,5 @@ _HANDLERS: dict[str, Callable[[_Lowering, Any], None]] = {
     "tile.scalar": lambda w, op: w.memory.scalar(op.opview),
     "tile.program_id": lambda w, op: w.define(op.results[0], w.instance[op.opview.axis.value]),
     "scf.for": lambda w, op: w.carried.loop(op),
-    "scf.if": _Lowering._if,
+    "scf.if": KernelLowering._if,
 }

@@ -13,24 +13,34 @@ from typing import Any
 
 from tapeout.codegen.cpu.emitter import Emitter
 from tapeout.codegen.cpu.linear_index import Index, number
-from tapeout.codegen.cpu.nests import pieces, write
+from tapeout.codegen.cpu.nests import pieces, traverse, write
 from tapeout.codegen.cpu.registers import Registers, create, lanes_of
-from tapeout.codegen.cpu.tiles import At, Stored, Tile, evaluate, on_stack
+from tapeout.codegen.cpu.tiles import At, Panelled, Stored, Tile, evaluate, on_stack
 from tapeout.dialects._mlir import arith, vector
 
 LANES = 16  # columns of a panel: two 256-bit registers or one of 512 bits
 SCALE_GROUP = 32
-SINGLE_ROW_PANELS = 4  # accumulators of a one-row product: enough chains to hide the latency of fma
 PAD = 16  # floats between staged rows: power-of-two strides would share cache sets
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Row counts of the register blocks, largest first: 6 x 16 fills sixteen 256-bit registers."""
+    """Register blocks: heights of a tall and a short block of rows, panels that one row takes side by side, rows and columns of A B^T.
 
-    rows: tuple[int, ...] = (6, 4, 2, 1)
+    6 x 16 sums fill twelve 256-bit registers; the short block and the panels are the least that hide the latency of fma. The last block may hold
+    up to `tall - 1` rows that nobody asked for: stack tiles have room for them.
+    """
+
+    tall: int = 6
+    short: int = 4
+    panels: int = 4
     lane_rows: tuple[int, ...] = (3, 1)
     lane_columns: tuple[int, ...] = (4, 1)
+
+    def tall_rows(self, rows: int) -> int:
+        """Rows done in tall blocks; short ones do the rest, two of them where that is less work than a tall and a short one."""
+        count, left = (rows + self.tall - self.short - 1) // self.tall, rows % self.tall
+        return (count - (count > 0 and 0 < left <= 2 * self.short - self.tall)) * self.tall
 
 
 @dataclass(frozen=True)
@@ -46,24 +56,34 @@ class Product:
 
     @property
     def k(self) -> int:
+        """Length of the sums."""
         return self.a.shape[1]
 
     @property
     def n(self) -> int:
+        """Columns of the result."""
         return self.b.shape[1]
 
 
 def stage(e: Emitter, tile: Tile, rows: Any, multiple: int = 1) -> Stored:
     """f32 rows on the stack, columns padded with zeros to a multiple; a buffer that is one already is used as it is."""
     m, k = tile.shape
-    if isinstance(tile, Stored) and tile.buffer is not None and tile.strides[1] == 1 and k % multiple == 0:
+    if isinstance(tile, Stored) and _serves(e, tile, multiple):
         return tile
     width = -(-k // multiple) * multiple
     held = on_stack(e, (m, width), "f32", width + PAD if m > 1 else width)
     write(e, tile, Stored((m, k), "f32", held.memory, held.offset, held.strides, held.buffer), rows)
     if width > k:
         _clear_columns(e, held, k, rows)
+    if m > 1:
+        _clear_spare_rows(e, held, rows)
     return held
+
+
+def _serves(e: Emitter, tile: Stored, multiple: int) -> bool:
+    if tile.buffer is None or tile.strides[1] != 1 or tile.shape[1] % multiple:
+        return False
+    return tile.buffer.count >= (tile.shape[0] + e.spare_rows) * tile.strides[0]
 
 
 def _clear_columns(e: Emitter, held: Stored, first: int, rows: Any) -> None:
@@ -73,41 +93,86 @@ def _clear_columns(e: Emitter, held: Stored, first: int, rows: Any) -> None:
             held.write(e, (loop.counter, number(first + column)), e.constant("f32", 0.0, lanes))
 
 
+def _clear_spare_rows(e: Emitter, held: Stored, rows: Any) -> None:
+    """Rows that only fill a block are multiplied too: what lies there must not be subnormal, which some CPUs take a hundred cycles for."""
+    m, width = held.shape
+    first = m if rows is None else rows
+    with e.here():
+        last = arith.addi(e.index(first), e.constant("index", e.spare_rows))
+    with e.loop(first, last, 1, m + e.spare_rows) as loop:
+        traverse(e, (width,), None, frozenset(), lambda at, lanes: held.write(e, (loop.counter, *at), e.constant("f32", 0.0, lanes)))
+
+
 def multiply(e: Emitter, product: Product) -> None:
     """target (+)= a b."""
-    m = product.a.shape[0]
-    if m == 1 and product.rows is None:
+    if product.rows is not None:
+        _by_row_count(e, product)
+    elif product.a.shape[0] == 1:
         _single_row(e, product)
-        return
-    if product.rows is None:
-        _panels(e, product, m)
-        return
-    for predicate, form in (
-        (arith.CmpIPredicate.eq, _single_row),
-        (arith.CmpIPredicate.ugt, lambda e, p: _panels(e, p, p.rows)),
-    ):
-        with e.here():
-            condition = arith.cmpi(predicate, product.rows, e.constant("index", 1))
-        with e.branch(condition):
-            form(e, product)
+    elif product.a.shape[0] <= product.blocks.short:
+        _few_rows(e, product)
+    else:
+        _panels(e, product)
+
+
+def _by_row_count(e: Emitter, product: Product) -> None:
+    short, m = product.blocks.short, product.a.shape[0]
+    forms = [(1, 1, _single_row), (2, short, _few_rows), (short + 1, m, _panels)]
+    for least, most, form in forms:
+        if least <= m:
+            with e.here():
+                enough = arith.cmpi(arith.CmpIPredicate.sge, product.rows, e.constant("index", least))
+                few = arith.cmpi(arith.CmpIPredicate.sle, product.rows, e.constant("index", most))
+                condition = arith.andi(enough, few)
+            with e.branch(condition):
+                form(e, product)
 
 
 # ---- rows by panels ----------------------------------------------------------------------------------------------------
 
 
-def _panels(e: Emitter, product: Product, rows: Any) -> None:
+def _panels(e: Emitter, product: Product) -> None:
     panel = on_stack(e, (product.k, LANES), "f32")
+    rows = product.a.shape[0] if product.rows is None else product.rows
+    tall = product.blocks.tall_rows(rows) if isinstance(rows, int) else _tall_rows(e, product.blocks, rows)
     whole, tail = divmod(product.n, LANES)
     if whole:
         with e.loop(0, whole, 1, whole) as loop:
-            column = loop.counter * LANES
-            _decode(e, product.b, panel, column, LANES)
-            _row_blocks(e, product, panel, column, LANES, rows)
+            _panel(e, product, panel, loop.counter * LANES, LANES, tall, rows)
     if tail:
-        _decode(e, product.b, panel, number(whole * LANES), tail)
-        _row_blocks(e, product, panel, number(whole * LANES), tail, rows)
+        _panel(e, product, panel, number(whole * LANES), tail, tall, rows)
     if panel.buffer is not None:
         e.give_back(panel.buffer)
+
+
+def _panel(e: Emitter, product: Product, panel: Stored, column: Index, width: int, tall: Any, rows: Any) -> None:
+    if not _is_panel(product.b, width):
+        _decode(e, product.b, panel, column, width)
+    extent = product.a.shape[0]
+    with e.loop(0, tall, product.blocks.tall, extent) as loop:
+        _block(e, product, panel, loop.counter, column, width, product.blocks.tall)
+    with e.loop(tall, rows, product.blocks.short, extent) as loop:
+        _block(e, product, panel, loop.counter, column, width, product.blocks.short)
+
+
+def _is_panel(b: Tile, width: int) -> bool:
+    """Whether B lies in memory as the f32 panels that blocks read."""
+    return isinstance(b, Panelled) and b.rep == "f32" and b.panel == LANES == width
+
+
+def _tall_rows(e: Emitter, blocks: Blocks, rows: Any) -> Any:
+    """`Blocks.tall_rows` of a run-time count."""
+
+    def c(value: int) -> Any:
+        return e.constant("index", value)
+
+    with e.here():
+        count = arith.divui(arith.addi(rows, c(blocks.tall - blocks.short - 1)), c(blocks.tall))
+        left = arith.remui(rows, c(blocks.tall))
+        is_some = arith.andi(arith.cmpi(arith.CmpIPredicate.ugt, count, c(0)), arith.cmpi(arith.CmpIPredicate.ugt, left, c(0)))
+        is_little = arith.cmpi(arith.CmpIPredicate.ule, left, c(2 * blocks.short - blocks.tall))
+        fewer = arith.select(arith.andi(is_some, is_little), arith.subi(count, c(1)), count)
+        return arith.muli(fewer, c(blocks.tall))
 
 
 def _decode(e: Emitter, b: Tile, panel: Stored, column: Index, width: int) -> None:
@@ -136,33 +201,12 @@ def _over_k(e: Emitter, k: int, carried: Sequence[Any], body: Callable[[Index, l
     return outer.results
 
 
-def _row_blocks(e: Emitter, product: Product, panel: Stored, column: Index, width: int, rows: Any) -> None:
-    """All rows in blocks of falling height: a loop for the highest, at most one turn or so for the others."""
-    first: Any = 0
-    for height in product.blocks.rows:
-        if isinstance(rows, int):
-            count = (rows - first) // height
-            last: Any = first + count * height
-            if count == 0:
-                continue
-        else:
-            last = _last_whole(e, first, rows, height)
-        with e.loop(first, last, height, product.a.shape[0]) as loop:
-            _block(e, product, panel, loop.counter, column, width, height)
-        first = last
-
-
-def _last_whole(e: Emitter, first: Any, rows: Any, height: int) -> Any:
-    with e.here():
-        left = arith.subi(rows, e.index(first))
-        return arith.addi(e.index(first), arith.muli(arith.divui(left, e.constant("index", height)), e.constant("index", height)))
-
-
 def _block(e: Emitter, product: Product, panel: Stored, row: Index, column: Index, width: int, height: int) -> None:
     lines = [row + r for r in range(height)]
     starts = [_start(e, product, line, column, width) for line in lines]
     with e.loop(0, product.k, 1, product.k, starts) as loop, e.nest():
-        right = evaluate(e, panel, (loop.counter, number(0)), LANES)
+        source, first = (product.b, column) if _is_panel(product.b, width) else (panel, number(0))
+        right = evaluate(e, source, (loop.counter, first), LANES)
         loop.yielded = [_step(e, product.a, line, loop.counter, right, acc) for line, acc in zip(lines, loop.carried, strict=True)]
     for line, value in zip(lines, loop.results, strict=True):
         _finish(e, product, line, column, width, value)
@@ -199,40 +243,52 @@ def _finish(e: Emitter, product: Product, line: Index, column: Index, width: int
             vector.store(value, product.target.memory, [where])
 
 
-# ---- one row -----------------------------------------------------------------------------------------------------------
+# ---- few rows ----------------------------------------------------------------------------------------------------------
+
+
+def _few_rows(e: Emitter, product: Product) -> None:
+    """One short block for all rows: B goes through registers, no panel is written."""
+    lines = [number(r) for r in range(product.blocks.short)]
+    _without_panel(e, product, lines, 1)
 
 
 def _single_row(e: Emitter, product: Product) -> None:
+    _without_panel(e, product, [number(0)], product.blocks.panels)
+
+
+def _without_panel(e: Emitter, product: Product, lines: list[Index], together: int) -> None:
+    """`lines` rows times all columns, `together` panels side by side."""
     whole, tail = divmod(product.n, LANES)
-    together = min(SINGLE_ROW_PANELS, max(whole, 1))
+    together = min(together, max(whole, 1))
     groups, rest = divmod(whole, together)
     if groups:
         with e.loop(0, groups, 1, groups) as loop:
-            _row_times_panels(e, product, loop.counter * (LANES * together), together)
-    for i in range(rest):
-        _row_times_panels(e, product, number((groups * together + i) * LANES), 1)
+            _through_registers(e, product, lines, loop.counter * (LANES * together), together)
+    if rest:
+        with e.loop(0, rest, 1, rest) as loop:
+            _through_registers(e, product, lines, loop.counter * LANES + groups * together * LANES, 1)
     if tail:
         panel = on_stack(e, (product.k, LANES), "f32")
         _decode(e, product.b, panel, number(whole * LANES), tail)
-        _block(e, product, panel, number(0), number(whole * LANES), tail, 1)
+        _block(e, product, panel, lines[0], number(whole * LANES), tail, len(lines))
         if panel.buffer is not None:
             e.give_back(panel.buffer)
 
 
-def _row_times_panels(e: Emitter, product: Product, column: Index, together: int) -> None:
-    columns = [column + i * LANES for i in range(together)]
-    starts = [_start(e, product, number(0), c, LANES) for c in columns]
+def _through_registers(e: Emitter, product: Product, lines: list[Index], column: Index, together: int) -> None:
+    places = [(line, column + i * LANES) for line in lines for i in range(together)]
+    starts = [_start(e, product, line, c, LANES) for line, c in places]
 
     def step(k: Index, accumulators: list[Any]) -> list[Any]:
         return [
-            _step(e, product.a, number(0), k, evaluate(e, product.b, (k, c), LANES), acc)
-            for c, acc in zip(columns, accumulators, strict=True)
+            _step(e, product.a, line, k, evaluate(e, product.b, (k, c), LANES), acc)
+            for (line, c), acc in zip(places, accumulators, strict=True)
         ]
 
     with e.nest():
         results = _over_k(e, product.k, starts, step)
-    for c, value in zip(columns, results, strict=True):
-        _finish(e, product, number(0), c, LANES, value)
+    for (line, c), value in zip(places, results, strict=True):
+        _finish(e, product, line, c, LANES, value)
 
 
 # ---- A B^T by lanes ----------------------------------------------------------------------------------------------------
@@ -261,6 +317,12 @@ def _lane_rows(e: Emitter, product: Product, right: Stored, column: Index, width
         with e.loop(first, last, height, product.a.shape[0]) as loop:
             _lane_block(e, product, right, [loop.counter + r for r in range(height)], [column + c for c in range(width)])
         first = last
+
+
+def _last_whole(e: Emitter, first: Any, rows: Any, height: int) -> Any:
+    with e.here():
+        left = arith.subi(rows, e.index(first))
+        return arith.addi(e.index(first), arith.muli(arith.divui(left, e.constant("index", height)), e.constant("index", height)))
 
 
 def _lane_block(e: Emitter, product: Product, right: Stored, lines: list[Index], columns: list[Index]) -> None:

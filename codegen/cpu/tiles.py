@@ -131,7 +131,8 @@ class Stored(Tile):
 def on_stack(e: Emitter, shape: Sequence[int], rep: str, row_stride: int | None = None) -> Stored:
     """A dense stack buffer of a shape; `row_stride` spreads the rows of a rank 2 one."""
     strides = strides_of(shape) if row_stride is None else (row_stride, 1)
-    count = max(shape[0] * strides[0], 1) if shape else 1
+    spare = e.spare_rows if len(shape) == 2 and rep == "f32" and shape[0] > 1 else 0
+    count = max((shape[0] + spare) * strides[0], 1) if shape else 1
     buffer = e.buffer(rep, count)
     return Stored(tuple(shape), rep, buffer.memory, number(0), strides, buffer)
 

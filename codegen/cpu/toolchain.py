@@ -23,7 +23,7 @@ TO_LLVM = (
     "convert-arith-to-llvm,convert-index-to-llvm,convert-cf-to-llvm,reconcile-unrealized-casts)"
 )
 KEPT_SECTION = ".text.tapeout"  # the engine adds entry points of its own, built for the host; the linker drops their section
-BLOCKS = {16: Blocks(), 32: Blocks(rows=(12, 6, 4, 2, 1))}
+BLOCKS = {16: Blocks(), 32: Blocks(tall=12, short=8, panels=8)}
 
 
 class ToolchainError(RuntimeError):
@@ -31,11 +31,21 @@ class ToolchainError(RuntimeError):
 
 
 def compile_object(module: ir.Module, target: Cpu | None = None) -> bytes:
-    """A relocatable object with one kernel (`void NAME(void **, int64_t, int64_t)`). `module` is not changed."""
-    target = target or cpu()
+    """A relocatable object with one kernel (`void NAME(void **, int64_t, int64_t)`). `module` is not changed.
+
+    Raises `ToolchainError` where its tiles do not fit on the stack.
+    """
+    target, name = target or cpu(), kernel_name(module)
     copy = _copy(module)
-    lower_tile_to_loops(copy, BLOCKS[target.vector_registers])
-    return object_of(copy, kernel_name(module), target)
+    _require_stack(name, lower_tile_to_loops(copy, BLOCKS[target.vector_registers]), target)
+    return object_of(copy, name, target)
+
+
+def _require_stack(name: str, sizes: list[int], target: Cpu) -> None:
+    if sum(sizes) > target.stack_bytes:
+        largest = ", ".join(map(str, sizes[:4]))
+        raise ToolchainError(f"kernel {name} keeps {sum(sizes)} bytes of tiles on the stack, {target.name} allows {target.stack_bytes} "
+                             f"(the largest are {largest}); make its blocks smaller")  # fmt: skip
 
 
 def _copy(module: ir.Module) -> ir.Module:

@@ -30,6 +30,16 @@ class _Keys:
     count: Value
 
 
+@dataclass(frozen=True)
+class _Form:
+    """How a target multiplies: keys a block; whether the two halves of FP4 columns are joined again, so that all sources share one set of
+    sums; whether a share is multiplied as two BF16 pieces (16 bits) instead of in f32."""
+
+    block_keys: int
+    joined: bool
+    split: bool
+
+
 def _settings(request: Request) -> dict[str, Any]:
     return request.of("mla.attend") if request.op.startswith("nn.fused") else dict(request.attributes)
 
@@ -52,6 +62,7 @@ def attend(request: Request, schedule: Schedule) -> Kernel:
     settings, fused = _settings(request), request.op.startswith("nn.fused")
     heads, block = settings["heads"], schedule["block_heads"]
     columns = width(request.operands[0]) // heads
+    form = _Form(schedule["block_keys"], bool(schedule.get("joined")), bool(schedule.get("split")))
     has_entries = isinstance(request.operands[5], Blocks) if len(request.operands) > 5 else False
 
     def body(*buffers: Value) -> None:
@@ -63,7 +74,7 @@ def attend(request: Request, schedule: Schedule) -> Kernel:
         window = _keys_of(request, b.operands[1:4], 2, row)
         entries = _keys_of(request, b.operands[5:8], 6, row) if has_entries else None
         result = b.results[0].folded(columns)
-        result.store(None, [first, 0], _attended(q, window, entries, sink, settings["scale"], schedule["block_keys"]))
+        result.store(None, [first, 0], _attended(q, window, entries, sink, settings["scale"], form))
         if fused:
             positions, table = b.operands[-2:]
             _turn(request.of("nn.rope"), result, b.rows, row, first, block, positions, table, rotated_columns(request.operands[-1]))
@@ -85,13 +96,15 @@ def _turn(
     result.store(None, at, rotated(result.load(None, at, [block, turned]), cos, sin, rope["inverse"]))
 
 
-def _attended(q: Value, window: _Keys, entries: _Keys | None, sink: Value, scale: float, block_keys: int) -> Value:
+def _attended(q: Value, window: _Keys, entries: _Keys | None, sink: Value, scale: float, form: _Form) -> Value:
     """[heads, D] f32: sums over both sources, then the sink's share of the denominator."""
     heads = t.shape_of(sink)
-    peak, total, *sums = _over(_halves(q, window.rows), window, [t.full(heads, LOWEST), t.full(heads, 0.0)], scale, block_keys)
+    peak, total, *sums = _over(_halves(q, window.rows, form), window, [t.full(heads, LOWEST), t.full(heads, 0.0)], scale, form)
+    if entries is not None and form.joined:
+        peak, total, *sums = _over([q], entries, [peak, total, *sums], scale, form)
     out = _whole(sums)
-    if entries is not None:
-        last, total, *sums = _over(_halves(q, entries.rows), entries, [peak, total], scale, block_keys)
+    if entries is not None and not form.joined:
+        last, total, *sums = _over(_halves(q, entries.rows, form), entries, [peak, total], scale, form)
         out, peak = t.add(_by_head(out, t.exp(t.sub(peak, last))), _whole(sums)), last
     highest = t.maximum(peak, sink)
     kept = t.exp(t.sub(peak, highest))
@@ -107,23 +120,25 @@ def _by_head(x: Value, factor: Value) -> Value:
 Halves = list[Value]  # a head's columns in one tile, or its even and its odd ones
 
 
-def _halves(q: Value, keys: Rows) -> Halves:
+def _halves(q: Value, keys: Rows, form: _Form) -> Halves:
     """Queries in the form in which keys of this number are decoded."""
-    return list(t.even_odd(q)) if keys.number.element == FP4 else [q]
+    return list(t.even_odd(q)) if keys.number.element == FP4 and not form.joined else [q]
 
 
 def _whole(parts: Halves) -> Value:
     return parts[0] if len(parts) == 1 else t.interleave(*parts)
 
 
-def _over(q: Halves, keys: _Keys, start: list[Value], scale: float, block: int) -> list[Value]:
-    """Online softmax over one source from (peak, total) [heads]: the new peak and total, then this source's sums, one for each of `q`."""
-    heads = t.shape_of(q[0])[0]
+def _over(q: Halves, keys: _Keys, start: list[Value], scale: float, form: _Form) -> list[Value]:
+    """Online softmax over one source from (peak, total) [heads], and sums if there are any: the new peak, total and sums, one for each of `q`."""
+    heads, block = t.shape_of(q[0])[0], form.block_keys
+    sums = start[2:] or [t.full(t.shape_of(part), 0.0) for part in q]
 
     def step(at: Value, peak: Value, total: Value, *sums: Value) -> list[Value]:
         left = t.sub(keys.count, at)
         seen = t.less(t.iota(block), t.splat(left, [block]))
         values = _decoded(keys.rows, keys.ids, t.add(keys.first, at), block, t.minimum(left, block), seen)
+        values = [t.interleave(*values)] if len(values) > len(q) else values
         logits = t.full([heads, block], 0.0)
         for part, value in zip(q, values, strict=True):
             logits = t.dot(part, t.transpose(t.exact_bf16(value)), logits)
@@ -132,9 +147,18 @@ def _over(q: Halves, keys: _Keys, start: list[Value], scale: float, block: int) 
         kept = t.exp(t.sub(peak, grown))
         shares = t.exp(t.sub(logits, t.broadcast(grown, 1, block)))
         total = t.add(t.mul(total, kept), t.reduce(shares, "add", 1))
-        return [grown, total, *(t.dot(shares, value, _by_head(s, kept)) for s, value in zip(sums, values, strict=True))]
+        return [grown, total, *(_weighed(shares, value, _by_head(s, kept), form) for s, value in zip(sums, values, strict=True))]
 
-    return t.loop(0, keys.count, block, [*start, *(t.full(t.shape_of(part), 0.0) for part in q)], step)
+    return t.loop(0, keys.count, block, [*start[:2], *sums], step)
+
+
+def _weighed(shares: Value, value: Value, acc: Value, form: _Form) -> Value:
+    """acc + shares value; values are BF16 numbers, so that only the shares need two pieces."""
+    if not form.split:
+        return t.dot(shares, value, acc)
+    high, exact = t.cast(shares, "bf16"), t.exact_bf16(value)
+    low = t.cast(t.sub(shares, t.cast(high, "f32")), "bf16")
+    return t.dot(low, exact, t.dot(high, exact, acc))
 
 
 def _decoded(rows: Rows, ids: Value, first: Value, count: int, valid: Value, seen: Value) -> Halves:

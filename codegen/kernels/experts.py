@@ -169,15 +169,17 @@ def expert_linear(request: Request, schedule: Schedule) -> Kernel:
             if gathered:
                 numbers = t.quotient(t.View(b.operands[2].values, [end]).load([m0], [block_m]), choices)
                 t.View(b.workspaces[0], [t.add(base, end)]).store([t.add(base, m0)], numbers)
-            acc = _expert_block(request, schedule, b, expert, t.mul(part, block_n), m0, end, base)
+            product = _block_of_weights if schedule.get("weights_first") else _expert_block
+            acc = product(request, schedule, b, expert, t.mul(part, block_n), m0, end, base)
             b.results[0].folded(n).store(end, [m0, t.mul(part, block_n)], acc)
 
         t.loop(first, end, block_m, [], rows)
 
     work = (Workspace("i32", lambda rows: rows * choices * (n // block_n)),) if gathered else ()
     codes = ("fp4_split", *([f"panels:{schedule['panel']}"] if schedule["panel"] else []))
-    return Kernel(body, lambda *b: [experts, n // block_n], f"column: sum over k in halves of {FP4_HALF}, ascending",
-                  {1: Layout(codes, ("transpose",))}, work)
+    layout = Layout() if schedule.get("weights_first") else Layout(codes, ("transpose",))
+    order = f"column: sum over k in blocks of {schedule['block_k']}" if schedule.get("weights_first") else f"column: sum over k in halves of {FP4_HALF}"
+    return Kernel(body, lambda *b: [experts, n // block_n], f"{order}, ascending", {1: layout}, work)
 
 
 def _expert_block(request: Request, schedule: Schedule, b: Bound, expert: Value, n0: Value, m0: Value, end: Value, base: Value) -> Value:
@@ -188,15 +190,7 @@ def _expert_block(request: Request, schedule: Schedule, b: Bound, expert: Value,
     block_m, block_n = schedule["block_m"], schedule["block_n"]
 
     def row_half(k0: Value) -> Value:
-        parts, at, sizes = x.folded(k).buffers(), (k0, by(k0, SCALE_GROUP)), (FP4_HALF, FP4_HALF // SCALE_GROUP)
-        if request["gathered"]:
-            ids, valid = (b.workspaces[0], t.add(base, m0)), t.sub(end, m0)
-            tiles = [t.gather(buffer, *ids, block_m, size, row_stride=stride, column=column, valid=valid)
-                     for (buffer, stride), column, size in zip(parts, at, sizes, strict=True)]
-        else:
-            tiles = [t.View(buffer, [end, stride]).load([m0, column], [block_m, size])
-                     for (buffer, stride), column, size in zip(parts, at, sizes, strict=True)]
-        return t.exact_bf16(t.dequantize_q8(*tiles))
+        return t.exact_bf16(t.dequantize_q8(*_pair_rows(request, x.folded(k), b, k0, FP4_HALF, block_m, m0, end, base)))
 
     def step(k0: Value, acc: Value) -> list[Value]:
         codes = t.View(weight.values, [experts, k // 2, n], schedule["panel"]).load([expert, by(k0, 2), n0], [FP4_HALF, block_n])
@@ -209,6 +203,36 @@ def _expert_block(request: Request, schedule: Schedule, b: Bound, expert: Value,
 
     (acc,) = t.loop(0, k, FP4_STEP, [t.full([block_m, block_n], 0.0)], step)
     return acc
+
+
+def _pair_rows(
+    request: Request, x: Rows, b: Bound, k0: Value, size: int, block_m: int, m0: Value, end: Value, base: Value
+) -> list[Value]:  # fmt: skip
+    """Codes [block_m, size] and scales of the rows of sorted pairs from m0 on: gathered by number, or in the pairs' own order."""
+    boxes = [(buffer, stride, column, count) for (buffer, stride), column, count in
+             zip(x.buffers(), (k0, by(k0, SCALE_GROUP)), (size, size // SCALE_GROUP), strict=True)]
+    if not request["gathered"]:
+        return [t.View(buffer, [end, stride]).load([m0, column], [block_m, count]) for buffer, stride, column, count in boxes]
+    ids, valid = (b.workspaces[0], t.add(base, m0)), t.sub(end, m0)
+    return [t.gather(buffer, *ids, block_m, count, row_stride=stride, column=column, valid=valid) for buffer, stride, column, count in boxes]
+
+
+def _block_of_weights(request: Request, schedule: Schedule, b: Bound, expert: Value, n0: Value, m0: Value, end: Value, base: Value) -> Value:
+    """The same with the packed weights as stored, [E, N, K/2], as the left factor of a block-scaled product."""
+    x, weight, view = b.operands[0], b.operands[1], request.operands[1]
+    assert isinstance(view, Tensor)
+    experts, n, k = view.sized(0)
+    block_m, block_n, block_k = schedule["block_m"], schedule["block_n"], schedule["block_k"]
+
+    def step(k0: Value, acc: Value) -> list[Value]:
+        group = by(k0, SCALE_GROUP)
+        w = t.View(weight.values, [experts, n, k // 2]).load([expert, n0, by(k0, 2)], [block_n, block_k // 2])
+        scales = t.View(weight.scales, [experts, n, k // SCALE_GROUP]).load([expert, n0, group], [block_n, block_k // SCALE_GROUP])
+        codes, bytes_ = _pair_rows(request, x.folded(k), b, k0, block_k, block_m, m0, end, base)
+        return [t.dot_scaled(w, scales, t.transpose(codes), bytes_, acc)]
+
+    (acc,) = t.loop(0, k, block_k, [t.full([block_n, block_m], 0.0)], step)
+    return t.transpose(acc)
 
 
 @family("moe.swiglu", "nn.fused:swiglu_quantize")

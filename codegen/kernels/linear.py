@@ -1,7 +1,8 @@
 """Linear layers: BF16 or FP32 rows with BF16 weights, FP8 rows with FP8 weights, BF16 rows with FP8 weights decoded exactly.
 
 One definition for all: a block of rows times a block of weight columns, over K in blocks of `block_k`. Weights lie as [K, N], in panels of
-`panel` columns where the width of a group is a multiple of it, else row by row.
+`panel` columns where the width of a group is a multiple of it, else row by row. With `weights_first` in the schedule they lie as stored,
+[N, K], and are the left factor: the product is transposed, and few rows of x fill its columns.
 """
 
 from collections.abc import Callable
@@ -25,6 +26,11 @@ def number_of(request: Request, operand: int) -> Number:
     if not isinstance(view, Tensor):
         raise KernelError(f"operand {operand} of {request} is not a tensor")
     return view.number
+
+
+def stored_layout(shape: tuple[int, ...], number: Number) -> Layout:
+    """Values or codes as they are, [N, K]; 32x32 scales as [N, K/32]."""
+    return Layout() if number.scaling is None else Layout((), (f"expand_rows:{number.scaling.rows}:{shape[-2]}",))
 
 
 def weight_layout(shape: tuple[int, ...], number: Number, scaled_rows: bool, panel: int) -> Layout:
@@ -60,7 +66,7 @@ def linear(request: Request, schedule: Schedule) -> Kernel:
     block_k = block(schedule, "block_k", k, SCALE_GROUP if number_of(request, 1).scaling else 1)
     if panel:
         block(schedule, "block_n", width, panel)
-    blocks = -(-width // block_n)
+    blocks, first = -(-width // block_n), bool(schedule.get("weights_first"))
 
     def body(*buffers: Value) -> None:
         b = bind(request, buffers)
@@ -69,11 +75,13 @@ def linear(request: Request, schedule: Schedule) -> Kernel:
         group = t.quotient(place, blocks)
         n0 = t.add(t.mul(group, width), t.minimum(t.mul(t.remainder(place, blocks), block_n), width - block_n))
         column = t.mul(group, k)
-        product = _product(x, weight, b.rows, (n, k), schedule)
-        (acc,) = t.loop(0, k, block_k, [t.full([block_m, block_n], 0.0)], lambda k0, acc: [product(m0, t.add(column, k0), k0, n0, acc)])
-        b.results[0].store(b.rows, [m0, n0], acc)
+        product = (_product_of_weights if first else _product)(x, weight, b.rows, (n, k), schedule)
+        start = t.full([block_n, block_m] if first else [block_m, block_n], 0.0)
+        (acc,) = t.loop(0, k, block_k, [start], lambda k0, acc: [product(m0, t.add(column, k0), k0, n0, acc)])
+        b.results[0].store(b.rows, [m0, n0], t.transpose(acc) if first else acc)
 
-    layout = weight_layout((n, k), number_of(request, 1), number_of(request, 0) == Q8, panel)
+    number = number_of(request, 1)
+    layout = stored_layout((n, k), number) if first else weight_layout((n, k), number, number_of(request, 0) == Q8, panel)
     return Kernel(body, lambda *b: [groups * blocks, t.ceil_div(row_count(b), block_m)],
                   f"column: sum over k in blocks of {block_k}, ascending", {1: layout})
 
@@ -108,6 +116,31 @@ def _product(x: Rows, weight: Rows, rows: Value, shape: tuple[int, int], schedul
     if x.number.scaling is not None:
         return scaled
     return plain if weight.number.scaling is None else decoded
+
+
+def _product_of_weights(x: Rows, weight: Rows, rows: Value, shape: tuple[int, int], schedule: Schedule) -> Product:
+    """The same, transposed: weight [n .., k ..] times x [row .., column ..] transposed, acc [n, row]."""
+    k = shape[1]
+    block_m, block_n, block_k = (schedule[name] for name in ("block_m", "block_n", "block_k"))
+    groups = block_k // SCALE_GROUP
+
+    def scales(k0: Value, n0: Value) -> Value:
+        return t.View(weight.scales, [None, k // SCALE_GROUP]).load([n0, by(k0, SCALE_GROUP)], [block_n, groups])
+
+    def product(m0: Value, column: Value, k0: Value, n0: Value, acc: Value) -> Value:
+        w = t.View(weight.values, [None, k]).load([n0, k0], [block_n, block_k])
+        if x.number.scaling is not None:
+            (values, width), (bytes_, each) = x.buffers()
+            a = t.View(values, [rows, width]).load([m0, column], [block_m, block_k])
+            sa = t.View(bytes_, [rows, each]).load([m0, by(column, SCALE_GROUP)], [block_m, groups])
+            return t.dot_scaled(w, scales(k0, n0), t.transpose(a), sa, acc)
+        a, plain = x.raw(rows, [m0, column], [block_m, block_k]), weight.number.scaling is None
+        if kind(x.number) == "f32" or (plain and kind(weight.number) == "f32"):
+            wide = t.cast(w, "f32") if plain else t.dequantize_q8(w, scales(k0, n0))
+            return t.dot(wide, t.transpose(t.cast(a, "f32")), acc)
+        return t.dot(w if plain else t.exact_bf16(t.dequantize_q8(w, scales(k0, n0))), t.transpose(a), acc)
+
+    return product
 
 
 def padded(n: int, panel: int) -> int:

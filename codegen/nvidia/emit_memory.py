@@ -87,13 +87,13 @@ def _box(p: Printer, op: Any, value: Any, panel: int) -> tuple[str, str]:
     left = rows_left(p, bound[0], at[lead], box[0]) if bound and box else None
     if box and not lanes:
         lanes = [p.zeros(value)]
-    return (f"{first} + {p.spread(value, lanes)}" if box else first), " & ".join(_masks(p, value, left))
+    return (f"{first} + ({_sum(lanes)})" if box else first), " & ".join(_masks(p, value, left))
 
 
 def load(p: Printer, op: Any) -> None:
     """A box; 0 where nothing may be read."""
     at, mask = _box(p, op, op.out, op.panel.value)
-    p.assign(op.out, "load", f"tl.load({at}, mask={mask}, other=0)" if mask else f"tl.load({at})")
+    p.assign(op.out, "load", f"tl.load({at}, mask={mask}, other={p.zero(op.out)})" if mask else f"tl.load({at})")
 
 
 def store(p: Printer, op: Any) -> None:
@@ -115,7 +115,7 @@ def _ids(p: Printer, op: Any, count: int, left: str | None) -> tuple[str, str]:
 
 def _rows(p: Printer, op: Any, value: Any, ids: str, condition: str) -> tuple[str, str]:
     """Addresses and mask of rows by number."""
-    (count, columns), column = extents(value), p.names[op.column]
+    columns, column = extents(value)[1], p.names[op.column]
     base = p.names[op.base] if column == "0" else p.fresh_line("first", f"{p.names[op.base]} + {column}")
     rows = p.fresh_line("rows", f"{base} + {ids}.to(tl.int64) * {op.row_stride.value}")
     at = f"{rows}[:, None] + {p.lane(value, 1)}"
@@ -128,7 +128,7 @@ def gather(p: Printer, op: Any) -> None:
     count, bound = extents(op.out)[0], [p.names[v] for v in op.valid]
     ids, valid = _ids(p, op, count, rows_left(p, bound[0], "0", count) if bound else None)
     at, mask = _rows(p, op, op.out, f"tl.maximum({ids}, 0)", valid)
-    p.assign(op.out, "gather", f"tl.load({at}, mask={mask}, other=0)" if mask else f"tl.load({at})")
+    p.assign(op.out, "gather", f"tl.load({at}, mask={mask}, other={p.zero(op.out)})" if mask else f"tl.load({at})")
 
 
 def scatter(p: Printer, op: Any) -> None:

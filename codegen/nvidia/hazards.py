@@ -39,16 +39,17 @@ def inside(op: Any) -> Iterator[Access]:
 def shared_buffers(function: Any) -> set[Any]:
     """Buffers on which accesses of one instance can conflict: read and written, or written by row numbers, which may repeat."""
     found = list(inside(function.operation))
-    scattered = {op.base for op in _nested(function.operation) if op.name == "tile.scatter"}
+    scattered = {op.base for op in nested(function.operation) if op.name == "tile.scatter"}
     return ({b for b, kind in found if kind == READ} & {b for b, kind in found if kind == WRITE}) | scattered
 
 
-def _nested(op: Any) -> Iterator[Any]:
+def nested(op: Any) -> Iterator[Any]:
+    """Every op inside an op, outer before inner."""
     for region in op.regions:
         for block in region.blocks:
             for inner in block.operations:
                 yield inner
-                yield from _nested(inner)
+                yield from nested(inner)
 
 
 class Order:

@@ -48,8 +48,7 @@ def literal(number: float) -> str:
 class Printer:
     """Lines and names of one kernel. `head` holds what is computed once in front: instance numbers and lanes."""
 
-    def __init__(self, native_scales: bool) -> None:
-        self.native_scales = native_scales
+    def __init__(self) -> None:
         self.names: dict[Any, str] = {}
         self.head: list[str] = []
         self.lines: list[str] = []
@@ -110,14 +109,6 @@ class Printer:
         """Offsets of a tile of one element."""
         return self._in_front("zero_" + "_".join(map(str, self.shape(value))), f"tl.full({self.shape(value)}, 0, tl.int32)")
 
-    def spread(self, value: Any, lanes: list[str]) -> str:
-        """Lane offsets that cover the whole tile: an axis of one element brings none, and a lone row must still be a tile."""
-        shape = self.shape(value)
-        known = sum(n > 1 for n in shape)
-        whole = len(shape) == 1 or known == len(shape) or lanes == [self._known and self.zeros(value)]
-        text = " + ".join(lanes)
-        return f"({text})" if whole or known else f"tl.broadcast_to({text}, {shape})"
-
     def full(self, value: Any, number: str) -> str:
         """A tile, or a scalar, of one number in a value's own type."""
         return f"tl.full({self.shape(value)}, {number}, {KINDS[element(value)]})"
@@ -126,3 +117,7 @@ class Printer:
         """A value where its type must show: a number of type index is cast."""
         name = self.names[value]
         return f"tl.cast({name}, tl.int64)" if element(value) == "index" else name
+
+    def zero(self, value: Any) -> str:
+        """What stands in for elements that are not read."""
+        return "0" if element(value).startswith("i") else "0.0"

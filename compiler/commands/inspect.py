@@ -92,8 +92,9 @@ def _show(data: dict[str, Any], weights: Any, active: Any) -> None:
 def _artifact(path: Path, as_json: bool) -> None:
     from tapeout.compiler import report
     from tapeout.runtime.artifact import load_artifact
+    from tapeout.runtime.artifact_set import members
 
-    artifact = load_artifact(path)
+    artifact = load_artifact(path, target=next(iter(members(path))))
     m = artifact.manifest
     launches = {entry: {str(b): len(p.launches) for b, p in programs.items()} for entry, programs in artifact.programs.items()}
     data = {

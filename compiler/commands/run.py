@@ -1,5 +1,6 @@
 """Run an artifact offline: prompts in, tokens out."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,6 +8,13 @@ import typer
 
 if TYPE_CHECKING:
     from tapeout.runtime.request import RequestOutput
+
+
+class Device(StrEnum):
+    """Kinds of devices."""
+
+    cpu = "cpu"
+    cuda = "cuda"
 
 
 def command(
@@ -23,6 +31,7 @@ def command(
     top_k: Annotated[int, typer.Option(help="-1 is all")] = -1,
     seed: Annotated[int | None, typer.Option(help="of the random numbers; drawn and reported if absent")] = None,
     workers: Annotated[int | None, typer.Option(help="threads; default: the processors")] = None,
+    device: Annotated[Device | None, typer.Option(help="which of the artifact's targets; default: this machine's GPU, else its processors")] = None,
     out: Annotated[Path | None, typer.Option(help="write JSON lines here")] = None,
     stats: Annotated[bool, typer.Option("--stats", help="print totals")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON lines")] = False,
@@ -35,7 +44,7 @@ def command(
 
     defaults = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
     asked = read_prompts(prompt or [], prompts, token_ids, defaults)
-    run = Run.of(artifact, weights, asked, workers)
+    run = Run.of(artifact, weights, asked, workers, None if device is None else device.value)
     lines = result_lines(run, asked)
     if out is not None:
         write_lines(out, lines)

@@ -49,6 +49,7 @@ def speculation(
         targets = simulator.published_targets(lines) if preset == "published" else []
     else:
         load = recorded_load(trace)
+        scenario = simulator.for_trace(scenario, load)
         lines, known = simulator.simulated_trace(load, scenario, named), {"persistence": persistence_of(load), "steps": load.steps}
         targets = []
     if out is not None:

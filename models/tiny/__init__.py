@@ -8,13 +8,15 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
+
 from tapeout.models.deepseek_v41.config import ModelConfig, shipped_config
 from tapeout.models.deepseek_v41.safetensors_header import pack_header
 from tapeout.models.deepseek_v41.tensors import TensorSpec
 from tapeout.models.tiny.tokenizer import SPECIALS, token_map_json, tokenizer_json
-from tapeout.models.tiny.weights import Array, random_weights
+from tapeout.models.tiny.weights import Array, Values, random_weights
 
-__all__ = ["random_weights", "write_checkpoint", "write_tiny"]
+__all__ = ["random_weights", "write_checkpoint", "write_tiny", "write_tokenizer"]
 
 SHARDS = 3
 CONFIG = Path(__file__).parent.parent / "deepseek_v41" / "config-tiny.json"
@@ -25,24 +27,29 @@ def write_tiny(directory: str | Path, seed: int = 0) -> Path:
     folder, config = Path(directory), shipped_config("tiny")
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / "config.json", [CONFIG.read_bytes()])
+    write_tokenizer(folder, config)
+    write_checkpoint(folder, config, seed)
+    return folder
+
+
+def write_tokenizer(folder: Path, config: ModelConfig) -> None:
+    """Writes tokenizer and token map of any configuration. Raises OSError."""
     _write(folder / "tokenizer.json", [tokenizer_json(config).encode()])
     names = dict(zip(("bos_token", "eos_token", "pad_token"), SPECIALS, strict=True))
     names |= {"tokenizer_class": "PreTrainedTokenizerFast"}
     _write(folder / "tokenizer_config.json", [_json(names)])
     _write(folder / "engram_token_map.json", [token_map_json(config).encode()])
-    write_checkpoint(folder, config, seed)
-    return folder
 
 
-def write_checkpoint(folder: Path, config: ModelConfig, seed: int = 0, shards: int = SHARDS) -> None:
-    """Writes random weights of any configuration as `shards` safetensors files and an index. Raises OSError."""
-    stored = list(random_weights(config, seed))
+def write_checkpoint(folder: Path, config: ModelConfig, seed: int = 0, shards: int = SHARDS, values: Values | None = None) -> None:
+    """Writes random weights of any configuration as `shards` safetensors files and an index; `values` as in `random_weights`. Raises OSError."""
+    stored = list(random_weights(config, seed, values))
     weight_map: dict[str, str] = {}
     for i, unsorted in enumerate(_parts(stored, shards), 1):
         part = sorted(unsorted, key=lambda pair: -pair[0].dtype.width)  # wide elements first keeps all aligned
         name = f"model-{i:05}-of-{shards:05}.safetensors"
         header = pack_header(((s.name, s.dtype.value, s.shape, s.size_bytes) for s, _ in part), {"format": "pt"})
-        _write(folder / name, [header, *(values.tobytes() for _, values in part)])
+        _write(folder / name, [header, *(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for _, array in part)])
         weight_map |= {spec.name: name for spec, _ in part}
     index = {"metadata": {"total_size": sum(spec.size_bytes for spec, _ in stored)}, "weight_map": weight_map}
     _write(folder / "model.safetensors.index.json", [_json(index)])
@@ -59,7 +66,7 @@ def _parts(stored: list[tuple[TensorSpec, Array]], count: int) -> list[list[tupl
     return parts
 
 
-def _write(path: Path, chunks: Iterable[bytes]) -> None:
+def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
     """Writes aside and renames, so that a reader never sees half a file."""
     aside = path.with_name(f"{path.name}.partial")
     with aside.open("wb") as file:

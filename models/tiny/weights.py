@@ -5,7 +5,7 @@ while no mechanism is idle: gates, sinks, biases and mixers differ from trivial,
 scale blocks differ in exponent. How the head is made, for few close calls and useful drafts, is in `heads.py`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import ml_dtypes
 import numpy as np
@@ -16,6 +16,7 @@ from tapeout.models.deepseek_v41.tensors import Dtype, TensorSpec, scale_name, t
 from tapeout.models.tiny.heads import Floats, draw_for, shaped_rows
 
 Array = NDArray[np.generic]
+Values = Callable[[ModelConfig, TensorSpec, int], Array]
 
 SPREAD = np.array([-2, -1, 0, 1, 2])  # exponents of scale blocks around their centre
 SPREAD_RMS = float(np.sqrt(np.mean(4.0**SPREAD)))
@@ -36,19 +37,23 @@ GAINS = {
 }
 
 
-def random_weights(config: ModelConfig, seed: int = 0) -> Iterator[tuple[TensorSpec, Array]]:
-    """Yields every tensor of the table with its stored values: bfloat16, float32, float8_e4m3fn, or uint8 bytes."""
+def random_weights(config: ModelConfig, seed: int = 0, values: "Values | None" = None) -> Iterator[tuple[TensorSpec, Array]]:
+    """Yields every tensor of the table with its stored values: bfloat16, float32, float8_e4m3fn, or uint8 bytes.
+
+    `values` draws all but the scales; by default `stored_values`.
+    """
     table = tensor_table(config)
     for name, spec in table.items():
         if spec.dtype is Dtype.F8_E8M0:
             continue  # drawn with its weight
-        yield spec, _values(config, spec, seed)
+        yield spec, (values or stored_values)(config, spec, seed)
         scale = table.get(scale_name(name))
         if scale is not None:
             yield scale, _exponents(spec, scale, draw_for(seed, scale.name))
 
 
-def _values(config: ModelConfig, spec: TensorSpec, seed: int) -> Array:
+def stored_values(config: ModelConfig, spec: TensorSpec, seed: int) -> Array:
+    """Returns the values of one tensor that is not a scale."""
     draw = draw_for(seed, spec.name)
     match spec.dtype:
         case Dtype.F8_E4M3:
@@ -66,7 +71,7 @@ def _exponents(weight: TensorSpec, scale: TensorSpec, draw: np.random.Generator)
     """Returns E8M0 bytes around the exponent that gives the linear its gain; along a row no two neighbours are equal."""
     packed = weight.dtype is Dtype.I8
     inputs = weight.shape[1] * (2 if packed else 1)
-    rms = _gain(weight.name) / (1.0 if "engram.embed" in weight.name else np.sqrt(inputs))
+    rms = gain(weight.name) / (1.0 if "engram.embed" in weight.name else np.sqrt(inputs))
     centre = round(float(np.log2(rms / (SPREAD_RMS * (FP4_RMS if packed else E4M3_RMS)))))
     steps = draw.integers(1, len(SPREAD), scale.shape)
     steps[:, 0] = draw.integers(0, len(SPREAD), scale.shape[0])
@@ -74,7 +79,7 @@ def _exponents(weight: TensorSpec, scale: TensorSpec, draw: np.random.Generator)
     return (BIAS + centre + offsets).astype(np.uint8)
 
 
-def _gain(name: str) -> float:
+def gain(name: str) -> float:
     """Returns the output gain of a linear from the last part of its name, or the last two."""
     parts = name.removesuffix(".weight").split(".")
     return GAINS.get(".".join(parts[-2:]), GAINS.get(parts[-1], 1.0))
@@ -103,4 +108,4 @@ def _bfloat16(spec: TensorSpec, draw: np.random.Generator) -> Floats:
         return normal if name.startswith("image_") else np.asarray(np.float32(0.1) * normal)
     if name.endswith(("q_weight", "k_weight")):
         return np.asarray(1.2 * (1.0 + np.float32(0.3) * normal))
-    return np.asarray(np.float32(_gain(name)) * normal / np.sqrt(np.float32(spec.shape[1])))
+    return np.asarray(np.float32(gain(name)) * normal / np.sqrt(np.float32(spec.shape[1])))

@@ -1,1 +1,79 @@
-"""Devices: memory, kernel libraries and launch queues. `cpu` is the one that exists."""
+"""Devices: memory, kernels and queues behind one small interface; `cpu` and `cuda` implement it, `program.py` uses it.
+
+A device owns what it hands out until it is closed. Addresses are what kernels see; the host reaches a region only through `host`, and
+between runs only. No kernel's launch depends on a value that the device computed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from tapeout.runtime.artifact import Artifact
+
+Use = Literal["device", "inputs", "results", "fetched"]
+"""What a region is for: kernels alone; filled by the host and seen by the next run; back on the host after each run, or on request."""
+
+Grid = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Zeroed memory that kernels reach at `address` (64-byte aligned). `host` is the host's view of it, None where it has none."""
+
+    address: int
+    host: NDArray[np.uint8] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One kernel call: the device's number of the kernel, buffer addresses in order, instances by axis (None: the kernel finds its own)."""
+
+    kernel: int
+    buffers: tuple[int, ...]
+    grid: Grid | None = None
+
+
+class Device(Protocol):
+    """What `program.py` needs of a device. `run` returns when the work is done; a table is used with the device that made it only."""
+
+    def kernel(self, symbol: str) -> int:
+        """The device's number of a kernel. Raises SymbolMissing."""
+
+    def memory(self, size: int, what: str, use: Use = "device") -> Region:
+        """`size` zeroed bytes. Raises MemoryRefused, naming `what`."""
+
+    def place(self, array: NDArray[Any], what: str, *, by_rows: bool = False) -> int:
+        """The address of a weight; `by_rows` marks a table of which a step reads few rows. The device may keep `array` alive or copy it."""
+
+    def table(self, calls: Sequence[Call]) -> Any:
+        """Calls to be run in order, packed once. Every call may read what an earlier one wrote."""
+
+    def run(self, table: Any) -> None:
+        """Runs a table: regions for inputs as the host left them, regions for results on the host afterwards."""
+
+    def upload(self, region: Region, size: int) -> None:
+        """Makes the first `size` bytes of a region what the host wrote there."""
+
+    def download(self, region: Region, size: int) -> None:
+        """Brings the first `size` bytes of a region to the host."""
+
+    def close(self) -> None:
+        """Gives everything back. May be called twice."""
+
+
+def open_device(artifact: "Artifact", workers: int | None = None, *, tables: Literal["host", "device"] = "host") -> Device:
+    """The device that an artifact is compiled for, with its kernels loaded. Raises DeviceError.
+
+    `workers` counts threads of a CPU. `tables` says where a GPU reads large tables: mapped from host memory, or copied to its own.
+    """
+    if artifact.target == "cpu":
+        from tapeout.runtime.device.cpu import CpuDevice
+
+        return CpuDevice(artifact.library, workers)
+    from tapeout.runtime.device.cuda import CudaDevice
+
+    return CudaDevice(artifact, tables=tables)

@@ -17,6 +17,7 @@ from queue import SimpleQueue
 import numpy as np
 from numpy.typing import NDArray
 
+from tapeout.runtime.device import Call, Region, Use
 from tapeout.runtime.device.memory import address, zeroed
 from tapeout.runtime.errors import LibraryUnloadable, SymbolMissing, WorkersRefused
 
@@ -49,18 +50,6 @@ def launch_table(kernels: Sequence[int], buffers: Sequence[Sequence[int]]) -> La
     return LaunchTable(launches, flat)
 
 
-def joined(tables: Sequence[LaunchTable]) -> LaunchTable:
-    """Tables one after the other as one entry. The parts' buffer rows are copied, so the parts may go."""
-    buffers = np.concatenate([table.buffers for table in tables])
-    launches = np.concatenate([table.launches for table in tables])
-    row = begin = 0
-    for table in tables:
-        shift = address(buffers) + 8 * begin - address(table.buffers)
-        launches[row : row + table.count, 1] += np.uint64(shift % 2**64)  # wraps around where the copy lies lower
-        row, begin = row + table.count, begin + len(table.buffers)
-    return LaunchTable(launches, buffers)
-
-
 class CpuDevice:
     """A loaded kernel library and its workers. `run` is a FIFO of one: it returns when all workers are through."""
 
@@ -73,6 +62,7 @@ class CpuDevice:
         self._barrier = zeroed(8 * BARRIER_CELLS, "barrier").view(np.int64)
         self._barrier_address = address(self._barrier)
         self._path = library
+        self._memory: list[NDArray[np.uint8]] = []
         self._lock = threading.Lock()
         self._done: SimpleQueue[None] = SimpleQueue()
         self._queues: list[Work] = [SimpleQueue() for _ in range(self.workers - 1)]
@@ -91,6 +81,26 @@ class CpuDevice:
         except AttributeError:
             raise SymbolMissing(str(self._path), f"no symbol {symbol}", "every kernel of the manifest") from None
         return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+    def memory(self, size: int, what: str, use: Use = "device") -> Region:
+        """Zeroed bytes that host and kernels share. Raises MemoryRefused."""
+        raw = zeroed(size, what)
+        self._memory.append(raw)
+        return Region(address(raw), raw)
+
+    def place(self, array: NDArray[np.generic], what: str, *, by_rows: bool = False) -> int:
+        """The address of the array itself: kernels read it where it lies. Whoever made it keeps it alive."""
+        return address(array)
+
+    def table(self, calls: Sequence[Call]) -> LaunchTable:
+        """Packs calls; kernels compute their own grids."""
+        return launch_table([call.kernel for call in calls], [call.buffers for call in calls])
+
+    def upload(self, region: Region, size: int) -> None:
+        """Nothing: the memory is shared."""
+
+    def download(self, region: Region, size: int) -> None:
+        """Nothing: the memory is shared."""
 
     def run(self, table: LaunchTable) -> None:
         """Executes a table on all workers and returns when the last one is through."""

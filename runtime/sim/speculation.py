@@ -199,6 +199,11 @@ def scenario_table(scenario: Scenario, sequences: int) -> DecodeTable:
     return decode_table(sizes, scenario.fixed_ms + scenario.row_ms * sizes)
 
 
+def for_trace(scenario: Scenario, load: Load) -> Scenario:
+    """The scenario with the block length of a trace. Raises ScenarioRefused for blocks longer than a scenario may have."""
+    return replace(scenario, positions=load.confidences[0].shape[1])
+
+
 def recorded_table(load: Load, scenario: Scenario) -> DecodeTable:
     """Step times fitted to a trace that tells `ms` and `rows`, fixed and a row; those of the scenario if it does not."""
     largest = max(len(a) for a in load.acceptance)
@@ -240,7 +245,8 @@ def simulated(scenario: Scenario, rules: Sequence[str]) -> list[Line]:
 
 
 def simulated_trace(load: Load, scenario: Scenario, rules: Sequence[str]) -> list[Line]:
-    """Every rule on a recorded load; the concurrency is the mean of its steps. Raises ScenarioRefused for an unknown rule."""
+    """Every rule on a recorded load, for a scenario of its block length; the concurrency is the mean of its steps. Raises ScenarioRefused
+    for an unknown rule."""
     _check_rules(rules)
     table, sequences = recorded_table(load, scenario), fmean(len(a) for a in load.acceptance)
     fixed = [replayed(load, scenario, table, "fixed")]

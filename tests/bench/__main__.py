@@ -15,6 +15,7 @@ RUNS: list[tuple[str, list[str], dict[str, str]]] = [
     ("products, everything this host has on both sides", ["tests.bench.bench_products", "--cpu", "native"], NATIVE),
     ("a decode step of one sequence", ["tests.bench.decode"], NATIVE),
     ("what the engine adds to a step", ["tests.bench.step_overhead"], NATIVE),
+    ("planning a step", ["tests.bench.bench_planner"], NATIVE),
 ]
 
 

@@ -1,5 +1,10 @@
-"""Runs a kernel in the interpreter and compiled, and compares every buffer."""
+"""Runs a kernel in the interpreter and compiled, and compares every buffer.
 
+Buffers of native runs end at a page that may not be touched: code that reads or writes behind one ends the test run at once.
+"""
+
+import ctypes
+import mmap
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,10 +36,21 @@ def compiled(module: Any, buffers: Mapping[str, np.ndarray]) -> Arrays:
 
 
 def _shared(native: NativeKernel, buffers: Mapping[str, np.ndarray], workers: int) -> Arrays:
-    copies = {name: array.copy() for name, array in buffers.items()}
+    copies = {name: guarded(array) for name, array in buffers.items()}
     for worker in range(workers):
         native.run(copies, worker, workers)
     return copies
+
+
+def guarded(array: np.ndarray) -> np.ndarray:
+    """A copy whose last byte is the last before a forbidden page."""
+    size = -(-array.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, size + mmap.PAGESIZE)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    assert ctypes.CDLL(None, use_errno=True).mprotect(ctypes.c_void_p(address + size), mmap.PAGESIZE, 0) == 0
+    copy = np.frombuffer(memory, np.uint8, array.nbytes, size - array.nbytes).view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
 def agree(module: Any, buffers: Mapping[str, np.ndarray], tolerance: float = 0.0) -> Arrays:

@@ -367,3 +367,20 @@ def test_products_of_one_operand_with_different_rows() -> None:
     inputs = {"x": RNG.integers(-3, 4, (12, 8)).astype(BF16), "w": RNG.integers(-3, 4, (8, 16)).astype(BF16)}
     module = kernel({"x": "bf16", "w": "bf16", "few": "f32", "many": "f32", "counts": "i32"}, body)
     agree(module, {**inputs, **arrays, "counts": np.array([1, 11], np.int32)})
+
+
+@pytest.mark.parametrize("rows", [0, 3, 8])
+def test_rows_that_do_not_exist_are_not_read(rows: int) -> None:
+    """A ragged load whose rows are all asked for, behind a mask: the array ends where memory does."""
+
+    def body(x: Any, ids: Any, out: Any, counts: Any) -> None:
+        count = t.scalar(counts, 0)
+        real = t.broadcast(t.less(t.iota(8), t.splat(count, [8])), 1, 700)
+        loaded = t.View(x, [count, 700]).load([0, 0], [8, 700])
+        gathered = t.gather(x, ids, 0, 8, 700, valid=count)
+        t.View(out, [16, 700]).store([0, 0], t.select(real, loaded, -1.0))
+        t.View(out, [16, 700]).store([8, 0], t.select(real, gathered, -2.0))
+
+    inputs = {"x": normal(rows, 700), "ids": np.arange(rows, dtype=np.int32)[::-1].copy()}
+    module = kernel({"x": "f32", "ids": "i32", "out": "f32", "counts": "i32"}, body)
+    agree(module, {**inputs, "out": np.zeros((16, 700), np.float32), "counts": np.array([rows], np.int32)})

@@ -15,6 +15,7 @@ from tapeout.codegen import tile_builder as t
 from tapeout.codegen.cpu import facts, toolchain
 from tapeout.codegen.cpu.executor import NAME
 from tapeout.codegen.tile_memory import kernel_name
+from tests.bench.bench_products import linear_fp4
 
 N = 1000
 
@@ -146,6 +147,25 @@ def test_baseline_holds_no_wider_instructions(library: Path) -> None:
     code = subprocess.run(["objdump", "-d", str(library)], capture_output=True, text=True, check=True).stdout
     assert "%ymm" in code
     assert "%zmm" not in code and "%k1" not in code
+
+
+def test_tiles_that_do_not_fit_on_the_stack_are_refused() -> None:
+    def body(x: Any, y: Any) -> None:
+        rows = t.View(x, [600, 500]).load([0, 0], [600, 500])
+        t.View(y, [600]).store([0], t.reduce(t.mul(t.exp(rows), t.broadcast(t.reduce(t.exp(rows), "max", 1), 1, 500)), "add", 1))
+
+    with pytest.raises(toolchain.ToolchainError) as caught:
+        toolchain.compile_object(t.kernel("wide", {"x": "f32", "y": "f32"}, body, lambda *b: [1]))
+    assert str(caught.value) == (
+        "kernel wide keeps 1214800 bytes of tiles on the stack, x86-64-v3 allows 1048576 (the largest are 1210000, 2400, 2400); "
+        "make its blocks smaller"
+    )
+
+
+def test_packed_fp4_weights_are_decoded_by_byte_shuffles(tmp_path: Path) -> None:
+    (tmp_path / "k.o").write_bytes(toolchain.compile_object(linear_fp4(64, 128, 8, 64)))
+    code = subprocess.run(["objdump", "-d", str(tmp_path / "k.o")], capture_output=True, text=True, check=True).stdout
+    assert code.count("vpshufb") >= 8
 
 
 def test_linker_failure_says_its_words(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def kinds(module: ir.Module) -> list[str]:
 
 def executed(function: func.FuncOp, names: dict[ir.Value, str]) -> Iterator[tuple[ir.Operation, list[str]]]:
     """Ops in the order in which they run, calls and groups entered, with the states that each one takes, by name."""
-    for op in operations(function):
+    for op in operations(function)[:-1]:
         inner = callee(function, op).entry_block if op.name == "func.call" else op.regions[0].blocks[0] if op.name == "nn.fused" else None
         if inner is None:
             yield op, [names[v] for v in op.operands if v in names]
@@ -63,7 +63,7 @@ def executed(function: func.FuncOp, names: dict[ir.Value, str]) -> Iterator[tupl
         if op.name == "func.call":
             yield from executed(callee(function, op), passed)
             continue
-        yield from ((o.operation, [passed[v] for v in o.operation.operands if v in passed]) for o in inner.operations)
+        yield from ((o.operation, [passed[v] for v in o.operation.operands if v in passed]) for o in list(inner.operations)[:-1])
 
 
 def state_histories(module: ir.Module) -> dict[str, list[str]]:
@@ -73,8 +73,11 @@ def state_histories(module: ir.Module) -> dict[str, list[str]]:
 
     found: dict[str, list[str]] = {}
     for function in filter(is_entry_point, functions(module)):
-        names = {a: str(argument_attribute(function, i, "tapeout.name")) for i, a in enumerate(function.entry_block.arguments)
-                 if argument_attribute(function, i, "tapeout.kind") == "state"}
+        names = {
+            a: str(argument_attribute(function, i, "tapeout.name"))
+            for i, a in enumerate(function.entry_block.arguments)
+            if argument_attribute(function, i, "tapeout.kind") == "state"
+        }
         for op, touched in executed(function, names):
             for state in touched:
                 found.setdefault(f"{function.name.value}: {state}", []).append(op.name)

@@ -60,8 +60,11 @@ def test_layers_and_names_stay() -> None:
     with graph("assign-formats") as module:
         old = [(op.name, op.attributes["tapeout.layer"]) for op in every_op(module) if "tapeout.layer" in op.attributes]
         run(module, [AssignFormats()])
-        new = [(op.name, op.attributes["tapeout.layer"]) for op in every_op(module)
-               if "tapeout.layer" in op.attributes and op.name != "nn.quantize"]
+        new = [
+            (op.name, op.attributes["tapeout.layer"])
+            for op in every_op(module)
+            if "tapeout.layer" in op.attributes and op.name != "nn.quantize"
+        ]
         assert new == old
         for op in every_op(module):
             if op.name == "nn.quantize" and not isinstance(op.operands[0].owner, ir.Block):
@@ -81,7 +84,10 @@ def test_values_move_by_roundings_only() -> None:
 
 @pytest.mark.parametrize("passes", ["fuse-norm-quantize,assign-formats", "outline-layers,assign-formats"])
 def test_refuses_groups_and_calls(passes: str) -> None:
-    with graph("fuse-query-path") as module, pytest.raises(ModuleRefused, match="expected plain ops: run assign-formats in front of fusing"):
+    with (
+        graph("fuse-query-path") as module,
+        pytest.raises(ModuleRefused, match="expected plain ops: run assign-formats in front of fusing"),
+    ):
         run(module, parse_pipeline(passes))
 
 
@@ -92,7 +98,7 @@ def _number(value: ir.Value) -> object:
 
 
 def _layer(op: ir.Operation) -> object:
-    return op.attributes["tapeout.layer"] if "tapeout.layer" in op.attributes else None
+    return [op.attributes[name] for name in op.attributes if name == "tapeout.layer"]
 
 
 def _groups(op: ir.Operation) -> int:

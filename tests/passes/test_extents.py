@@ -9,7 +9,11 @@ from tests.passes.modules import REAL, TINY, graph
 
 EXTENTS = {"rows", "kept", "outputs", "sequences", "drafts"}
 ENDS = {
-    "step": {"rows"}, "encoder": {"rows"}, "decoder": {"outputs"}, "sample": {"outputs"}, "draft": {"sequences"},
+    "step": {"rows"},
+    "encoder": {"rows"},
+    "decoder": {"outputs"},
+    "sample": {"outputs"},
+    "draft": {"sequences"},
 }
 
 
@@ -43,5 +47,5 @@ def test_arguments_may_be_named_by_the_caller() -> None:
         part = next(f for f in functions(module) if f.name.value == "decoder_part0")
         names = [argument_attribute(part, i, "tapeout.extent") for i in range(len(part.type.inputs))]
         assert extents(part, names) == extents(part)
-        with pytest.raises(PassError, match="argument 0 of @decoder_part0 has a run-time row count and no tapeout.extent"):
+        with pytest.raises(PassError, match=r"argument 0 of @decoder_part0 has a run-time row count and no tapeout\.extent"):
             extents(part, [None] * len(names))

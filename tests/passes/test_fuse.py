@@ -46,7 +46,10 @@ def test_a_group_belongs_to_its_layer(config: object) -> None:
     with graph("outline-layers", config) as module:  # type: ignore[arg-type]
         for op in every_op(module):
             if op.name == "nn.fused":
-                layers = {ir.StringAttr(o.attributes["tapeout.layer"]).value for o in op.regions[0].blocks[0].operations
-                          if "tapeout.layer" in o.attributes}
+                layers = {
+                    ir.StringAttr(o.attributes["tapeout.layer"]).value
+                    for o in op.regions[0].blocks[0].operations
+                    if "tapeout.layer" in o.attributes
+                }
                 assert len(layers) <= 1
                 assert ("tapeout.layer" in op.attributes) == bool(layers)

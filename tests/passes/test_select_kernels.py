@@ -44,7 +44,9 @@ def test_a_tuned_row_that_does_not_fit_is_refused(change: dict[str, int] | None)
     with graph("plan-memory") as module:
         request, own = norm_row(module)
         row = own | change if change else {}
-        with pytest.raises(ModuleRefused, match=r"pass select-kernels: nn.rms_norm at .*: the tuned row is .*; expected block_columns, block_rows"):
+        with pytest.raises(
+            ModuleRefused, match=r"pass select-kernels: nn.rms_norm at .*: the tuned row is .*; expected block_columns, block_rows"
+        ):
             run(module, [SelectKernels(tuned=((request, tuple(row.items())),))])
 
 

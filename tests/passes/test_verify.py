@@ -39,22 +39,35 @@ func.func @f(%x: tensor<?xi32> {tapeout.extent = "rows"}) { call @g(%x) : (tenso
 """
 
 
-@pytest.mark.parametrize(("source", "sentence"), [
-    (GROUP, "math.exp at loc(\"-\":5:10) in @f is no op of the graph level; expected one of our dialects"),
-    (CALLED, 'func.call at loc("-":3:61) passes rows rows as argument 0 of @g; expected kept'),
-    ("func.func @f() { call @f() : () -> () return }", 'func.call at loc("-":1:18) in @f calls @f; expected a function in front of @f'),
-    ("func.func @f() { call @g() : () -> () return }\nfunc.func private @g() { return }",
-     'func.call at loc("-":1:18) in @f calls @g; expected a function in front of @f'),
-    ("func.func private @f()", '@f at loc("-":1:1) has 0 blocks; expected one: the graph level has no declarations and no branches'),
-    ("func.func @f(%x: i32) { return }",
-     "type 0 of @f: i32 is neither a ranked tensor nor a state handle; expected a tensor or a state handle of the graph level"),
-    ("func.func @f(%x: tensor<4xi8>) { return }",
-     "type 0 of @f: unknown element type i8; known: f64, f32, bf16, f8E4M3FN, f4E2M1FN, i32, i64; expected a tensor or a state handle "
-     "of the graph level"),
-    ("module @inner { }", 'builtin.module at loc("-":1:1) stands beside functions; expected func.func only'),
-    ("func.func @f(%x: tensor<?xi32>) { return }", "argument 0 of @f has a run-time row count and no tapeout.extent"),
-    ("func.func @f(%x: tensor<?xi32> {tapeout.extent = 3 : i64}) { return }", "argument 0 of @f has tapeout.extent = 3 : i64; expected a string"),
-], ids=["group", "extents of a call", "itself", "behind", "declaration", "type", "element", "module", "extent", "kind"])
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        (GROUP, 'math.exp at loc("-":5:10) in @f is no op of the graph level; expected one of our dialects'),
+        (CALLED, 'func.call at loc("-":3:61) passes rows rows as argument 0 of @g; expected kept'),
+        ("func.func @f() { call @f() : () -> () return }", 'func.call at loc("-":1:18) in @f calls @f; expected a function in front of @f'),
+        (
+            "func.func @f() { call @g() : () -> () return }\nfunc.func private @g() { return }",
+            'func.call at loc("-":1:18) in @f calls @g; expected a function in front of @f',
+        ),
+        ("func.func private @f()", '@f at loc("-":1:1) has 0 blocks; expected one: the graph level has no declarations and no branches'),
+        (
+            "func.func @f(%x: i32) { return }",
+            "type 0 of @f: i32 is neither a ranked tensor nor a state handle; expected a tensor or a state handle of the graph level",
+        ),
+        (
+            "func.func @f(%x: tensor<4xi8>) { return }",
+            "type 0 of @f: unknown element type i8; known: f64, f32, bf16, f8E4M3FN, f4E2M1FN, i32, i64; expected a tensor or a state handle "
+            "of the graph level",
+        ),
+        ("module @inner { }", 'builtin.module at loc("-":1:1) stands beside functions; expected func.func only'),
+        ("func.func @f(%x: tensor<?xi32>) { return }", "argument 0 of @f has a run-time row count and no tapeout.extent"),
+        (
+            "func.func @f(%x: tensor<?xi32> {tapeout.extent = 3 : i64}) { return }",
+            "argument 0 of @f has tapeout.extent = 3 : i64; expected a string",
+        ),
+    ],
+    ids=["group", "extents of a call", "itself", "behind", "declaration", "type", "element", "module", "extent", "kind"],
+)
 def test_refuses(source: str, sentence: str) -> None:
     if source.startswith("module"):
         source = f"module {{ {source} }}"

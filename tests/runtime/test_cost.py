@@ -41,14 +41,14 @@ def fitted(values=TRUE, sweep=None, rounds=3):
     return fit
 
 
-def test_features_are_the_formula():
+def test_features_are_the_formula() -> None:
     pieces = [Piece(7, 100, 3), Piece(1, 0), Piece(128, 5, 2)]
     assert prefill_features(pieces).tolist() == [1, 136, 7 * (100 + 4) + 1 * 1 + 128 * (5 + 64.5), 3, 5]
     visible = sum(prefix + i + 1 for tokens, prefix, _ in pieces for i in range(tokens))
     assert prefill_features(pieces)[2] == visible
 
 
-def test_the_sweep_tells_all_coefficients_apart():
+def test_the_sweep_tells_all_coefficients_apart() -> None:
     sweep = prefill_sweep(8192, 100_000, 140)
     assert len(sweep) == 12
     features = np.array([prefill_features(pieces) for pieces in sweep])
@@ -56,14 +56,14 @@ def test_the_sweep_tells_all_coefficients_apart():
     np.testing.assert_allclose(fitted().values, TRUE, rtol=2e-3)
 
 
-def test_a_fit_predicts_what_it_has_not_seen():
+def test_a_fit_predicts_what_it_has_not_seen() -> None:
     mix = [Piece(640, 12_000, 140), Piece(3, 7), Piece(2048, 0)]
     assert prefill_ms(fitted(), mix) == pytest.approx(float(TRUE @ prefill_features(mix)), rel=1e-3)
     assert prefill_ms(new_prefill_fit(), mix) == 0
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_bounded_fits_are_the_best_of_all_non_negative_ones(seed):
+def test_bounded_fits_are_the_best_of_all_non_negative_ones(seed) -> None:
     """The conditions of Kuhn and Tucker: values >= 0, slopes >= 0, and one of the two is 0."""
     random = np.random.default_rng(seed)
     fit = new_fit(np.ones(4))
@@ -85,11 +85,11 @@ def driven(fit, truth, steps=4000):
     return fit
 
 
-def test_what_the_load_no_longer_shows_is_kept():
+def test_what_the_load_no_longer_shows_is_kept() -> None:
     np.testing.assert_allclose(driven(fitted(), TRUE).values, TRUE, rtol=0.01)
 
 
-def test_forgetting_follows_a_change():
+def test_forgetting_follows_a_change() -> None:
     slower = TRUE * [1, 2, 1, 1, 1]
     after = driven(fitted(), slower)
     assert prefill_ms(after, [Piece(1000, 0)]) == pytest.approx(float(slower @ prefill_features([Piece(1000, 0)])), rel=0.01)
@@ -98,7 +98,7 @@ def test_forgetting_follows_a_change():
 
 
 @pytest.mark.parametrize("ms", [float("nan"), float("inf"), -1.0])
-def test_impossible_measurements_are_ignored(ms):
+def test_impossible_measurements_are_ignored(ms) -> None:
     fit = fitted(rounds=1)
     assert observed(fit, prefill_features([Piece(5, 5)]), ms) is fit
 
@@ -113,7 +113,7 @@ def brute_chunk(fit, prefix, todo, left_ms, used_tokens, keep):
     return most if most == todo else most // 128 * 128
 
 
-def test_chunks_equal_brute_force():
+def test_chunks_equal_brute_force() -> None:
     random = np.random.default_rng(1)
     fit, sizes = fitted(), set()
     for _ in range(150):
@@ -125,7 +125,7 @@ def test_chunks_equal_brute_force():
     assert sizes == {(True, False), (False, True), (False, False)}
 
 
-def test_chunk_edges():
+def test_chunk_edges() -> None:
     fit = fitted()
     assert chunk(fit, 0, 1_000_000, left_ms=1e9) == 32_768
     assert chunk(fit, 0, 127, left_ms=1e9) == 127
@@ -135,7 +135,7 @@ def test_chunk_edges():
     assert chunk(new_prefill_fit(), 0, 500, left_ms=0) == 500  # nothing is known yet: nothing holds it back
 
 
-def test_step_times_of_padded_sizes():
+def test_step_times_of_padded_sizes() -> None:
     table = decode_table([1, 2, 4, 8, 16], [1, 2, 3, 5, 9])
     assert step_times(table, 2, 8).tolist() == [2, 3, 3, 5, 5, 5, 5, 9, 9]
     assert step_times(table, 3, 2, row_slope=0.5, extra_ms=0.25).tolist() == [3 + 2 + 0.25, 3 + 2 + 0.25, 5 + 4 + 0.25]
@@ -144,7 +144,7 @@ def test_step_times_of_padded_sizes():
     assert step_times(decode_table([], []), 4, 4).size == 0
 
 
-def test_step_times_between_sizes_and_contexts():
+def test_step_times_between_sizes_and_contexts() -> None:
     table = decode_table([1, 5], [[1, 3], [9, 19]], [0, 1000], is_padded=False)
     assert step_times(table, 1, 4).tolist() == [1, 3, 5, 7, 9]
     assert step_times(table, 1, 4, context=500).tolist() == [2, 5, 8, 11, 14]
@@ -155,24 +155,24 @@ def test_step_times_between_sizes_and_contexts():
     ([2, 2], [1, 1], [0.0], "strictly increasing"), ([1, 2], [1], [0.0], "shape"), ([1], [0.0], [0.0], "above 0"),
     ([1], [float("nan")], [0.0], "finite"), ([1], [[1, 2]], [5.0, 4.0], "strictly increasing"),
 ])
-def test_tables_that_are_refused(rows, ms, contexts, found):
+def test_tables_that_are_refused(rows, ms, contexts, found) -> None:
     with pytest.raises(OptionRefused, match=found):
         decode_table(rows, ms, contexts)
 
 
-def test_graph_sizes():
+def test_graph_sizes() -> None:
     assert graph_sizes(36) == (1, 2, 4, 8, 16, 24, 32, 36)
     assert graph_sizes(32) == (1, 2, 4, 8, 16, 24, 32)
     assert graph_sizes(1) == (1,) and graph_sizes(4) == (1, 2, 4) and graph_sizes(8) == (1, 2, 4, 8)
 
 
-def test_measured_time_drops_warm_up_best_and_worst():
+def test_measured_time_drops_warm_up_best_and_worst() -> None:
     assert measured_ms([900.0, 5.0, 1.0, 6.0, 7.0, 100.0]) == 6.0
     with pytest.raises(OptionRefused):
         measured_ms([1.0, 2.0, 3.0])
 
 
-def test_the_decode_correction_learns_context():
+def test_the_decode_correction_learns_context() -> None:
     table = decode_table([8, 16, 32, 64], [10, 11, 13, 17])
     truth = lambda size, context: 10 + size / 8 + 0.4 + 0.01 * size + 2e-6 * size * context  # noqa: E731
     fit, random = new_decode_fit(), np.random.default_rng(3)
@@ -188,7 +188,7 @@ def test_the_decode_correction_learns_context():
     assert decode_observed(fit, table, 65, 0, 5) is fit
 
 
-def test_row_slope_is_a_median_of_medians():
+def test_row_slope_is_a_median_of_medians() -> None:
     slope = RowSlope(window=40, least=10)
     for i in range(9):
         slope.observe(8, 10, 10 + 8 * i)
@@ -203,7 +203,7 @@ def test_row_slope_is_a_median_of_medians():
     assert slope.value == 0
 
 
-def test_sampler_time():
+def test_sampler_time() -> None:
     time = SamplerTime()
     assert time.ms(4) == 0
     for ms in (9.0, 1.0, 2.0, 3.0):
@@ -217,7 +217,7 @@ def test_sampler_time():
 COST = {"read": {"fixed": 1000.0, "rows": 10.0, "experts": 500.0}, "written": {"rows": 6.0}, "bf16": {"rows": 64.0, "rows*entries": 2.0}}
 
 
-def test_launch_costs_evaluate_and_add():
+def test_launch_costs_evaluate_and_add() -> None:
     sizes = {"rows": 3.0, "entries": 100.0, "experts": 2.0}
     assert evaluated(COST, sizes) == {"read": 2030.0, "written": 18.0, "bf16": 192.0 + 600.0}
     assert total_cost([COST, COST, {"fp8": {"rows": 1.0}}])["bf16"] == {"rows": 128.0, "rows*entries": 4.0}
@@ -225,14 +225,14 @@ def test_launch_costs_evaluate_and_add():
         evaluated(COST, {"rows": 1.0, "entries": 1.0})
 
 
-def test_program_time_is_the_bound_of_each_launch():
+def test_program_time_is_the_bound_of_each_launch() -> None:
     sizes = {"rows": 3.0, "entries": 100.0, "experts": 2.0}
     light = {"bf16": {"rows": 1.0}, "exotic": {"rows": 1e9}}
     rates = Rates(bytes_per_ms=1024.0, operations_per_ms={"bf16": 100.0}, launch_ms=0.5)
     assert program_ms([COST, light], sizes, rates) == max(2048 / 1024, 792 / 100) + 0.03 + 1.0
 
 
-def test_estimated_tables_grow_with_rows_and_context():
+def test_estimated_tables_grow_with_rows_and_context() -> None:
     rates = Rates(1000.0, {"bf16": 100.0})
     table = estimated_table([COST], [1, 8, 64], [0.0, 1000.0], rates, experts_touched(384, 6))
     assert (np.diff(table.ms, axis=0) > 0).all() and (np.diff(table.ms, axis=1) > 0).all()

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tapeout.runtime.device.cpu import CpuDevice, LaunchTable, joined, launch_table
+from tapeout.runtime.device import Call
+from tapeout.runtime.device.cpu import CpuDevice, LaunchTable, launch_table
 from tapeout.runtime.device.memory import address, typed, zeroed
 from tapeout.runtime.errors import LibraryUnloadable, MemoryRefused, SymbolMissing, WorkersRefused
 from tests.runtime.toy import library
@@ -63,15 +64,27 @@ def test_launches_run_in_order_with_a_barrier_between(device: CpuDevice) -> None
     assert a.tolist() == (np.roll(expected, -launches) + launches).tolist()
 
 
-def test_entries_join_into_one(device: CpuDevice) -> None:
+def test_calls_of_many_kernels_are_one_table(device: CpuDevice) -> None:
     a, b, c, count = int32([1, 2, 3]), int32([4, 5, 6]), int32([0, 0, 0]), int32([3])
-    parts = [addition(device, a, b, c, count), shifts(device, c, a, count, 2), addition(device, a, c, b, count)]
-    device.run(joined(parts))
+    add, shift = device.kernel("toy_add"), device.kernel("toy_shift")
+    x, y, z, n = (address(array) for array in (a, b, c, count))
+    table = device.table([Call(add, (x, y, z, n)), Call(shift, (z, x, n)), Call(shift, (x, z, n)), Call(add, (x, z, y, n), (1, 1, 1))])
+    device.run(table)
     single = int32([5, 7, 9])
     shifted = np.roll(single, -1) + 1  # into a, and once more into c
     again = np.roll(shifted, -1) + 1
     assert (a.tolist(), c.tolist(), b.tolist()) == (shifted.tolist(), again.tolist(), (shifted + again).tolist())
-    assert joined(parts).count == 4
+    assert table.count == 4
+
+
+def test_memory_is_shared_with_the_host(device: CpuDevice) -> None:
+    for use in ("device", "inputs", "results", "fetched"):
+        region = device.memory(64, "test", use)
+        assert region.host is not None and region.address == address(region.host) and not region.host.any()
+        device.upload(region, 64)
+        device.download(region, 64)
+    array = int32([1, 2])
+    assert device.place(array, "weight", by_rows=True) == address(array)
 
 
 RECORDER = """

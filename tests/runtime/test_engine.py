@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tapeout.runtime.engine import Engine, EngineOptions
-from tapeout.runtime.errors import BatchRefused, BlocksExhausted, OptionRefused, PromptRefused, RequestTaken, SlotBusy
-from tapeout.runtime.params import SamplingParams
+from tapeout.runtime.errors import BatchRefused, BlocksExhausted, OptionRefused, ParameterUnsupported, PromptRefused, RequestTaken, SlotBusy
+from tapeout.runtime.params import SamplingParams, request_seed
 from tapeout.runtime.request import Event, FinishedEvent, TokenEvent
 from tests.runtime.toy import (
     DRAFTS,
@@ -36,8 +36,9 @@ def engine(toy: Path) -> Iterator[Engine]:
 
 def assert_empty(engine: Engine) -> None:
     """All slots and blocks are back."""
-    assert engine.blocks.free_blocks == engine.blocks.count - 1
-    assert sorted(engine._free_slots) == list(range(MAX_SEQUENCES))
+    assert engine.scheduler.roster.faults() == []
+    assert engine.blocks.free_blocks == engine.blocks.unpromised_blocks == engine.blocks.count - 1
+    assert all(slot in engine.scheduler.roster.slots for slot in range(MAX_SEQUENCES))
 
 
 def drain(engine: Engine) -> list[Event]:
@@ -277,11 +278,14 @@ def test_small_pools_make_requests_wait_and_lose_nothing(toy: Path) -> None:
     assert engine.context == 28
     names = [engine.submit(prompt(9, i), SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)) for i in range(7)]
     engine.step()
-    assert engine.blocks.free_blocks == 7 - 4, "one request of 14 tokens holds four blocks, a second does not fit"
+    assert engine.blocks.free_blocks == 7 - 6, "two prompts of three blocks run; a third does not fit"
     drain(engine)
-    answers = [engine.take(name).outputs[0].token_ids for name in names]
-    assert [len(answer) for answer in answers] == [6] * 7
-    assert answers[2][:1] == tuple(toy_answer(prompt(9, 2), 1))
+    results = [engine.take(name) for name in names]
+    for salt, result in enumerate(results):
+        alone = toy_engine(toy)
+        assert result.outputs[0].token_ids == run_one(alone, prompt(9, salt), SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))
+        alone.close()
+    assert engine.statistics.counts.preemptions == sum(result.cache.preemptions for result in results) > 0
     assert_empty(engine)
 
 
@@ -312,6 +316,98 @@ def test_random_schedules_leak_nothing_and_report_once(toy: Path) -> None:
     assert_empty(engine)
 
 
+# -- asynchronous, stop strings, observation
+
+
+class Letters:
+    """A stream in which token i is the letter i."""
+
+    def push(self, token: int) -> str:
+        return chr(97 + token % 26)
+
+    def finish(self) -> str:
+        return ""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_asynchronous_equals_synchronous_on_programs(toy: Path, workers: int) -> None:
+    outcomes = []
+    for asynchronous in (False, True):
+        engine = toy_engine(toy, asynchronous=asynchronous, workers=workers, cache_blocks=20, chunk_tokens=5)
+        events: list[Event] = []
+        for i in range(40):
+            engine.submit(prompt(1 + 7 * i % 40, salt=i), SamplingParams(temperature=i % 2, seed=i, max_tokens=i % 11), f"r{i}")
+            events += engine.step()
+        events += drain(engine)
+        assert_empty(engine)
+        assert sorted(event.request_id for event in events if isinstance(event, FinishedEvent)) == sorted(f"r{i}" for i in range(40))
+        outcomes.append([engine.take(f"r{i}").outputs for i in range(40)])
+        engine.close()
+        engine.close()
+    assert outcomes[0] == outcomes[1]
+    for i, (output,) in enumerate(outcomes[0]):
+        assert list(output.token_ids) == toy_answer(prompt(1 + 7 * i % 40, salt=i), i % 11, i % 2, i)
+
+
+def test_forward_waits_for_steps_in_flight(toy: Path) -> None:
+    engine = toy_engine(toy, asynchronous=True)
+    engine.submit(prompt(9), GREEDY, "r")
+    engine.step()
+    assert np.array_equal(engine.forward([(3, prompt(6))])[0], toy_logits(prompt(6)))
+    drain(engine)
+    assert list(engine.take("r").outputs[0].token_ids) == toy_answer(prompt(9), 7)
+    engine.reset(3)
+    assert_empty(engine)
+    engine.close()
+
+
+def test_a_stop_string_ends_a_request_and_is_not_part_of_its_text(engine: Engine) -> None:
+    engine.detokenizer = Letters
+    free = run_one(engine, prompt(5), SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))
+    text = "".join(chr(97 + token % 26) for token in free)
+    stop = text[5:8]
+    at = text.find(stop)
+    engine.submit(prompt(5), SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=[stop, "never there"]), "s")
+    events = drain(engine)
+    completion = engine.take("s").outputs[0]
+    assert (completion.text, completion.finish_reason, completion.stop_reason) == (text[:at], "stop", stop)
+    assert completion.token_ids == free[: at + 3]
+    shown = [event.text for event in events]
+    assert "".join(shown) == text[:at] and shown[0] == "", "the longest stop string but one letter is held back"
+
+
+def test_several_answers_to_one_prompt(engine: Engine) -> None:
+    engine.submit(prompt(9), SamplingParams(temperature=1, seed=3, n=3, max_tokens=6, ignore_eos=True), "r")
+    events = drain(engine)
+    result = engine.take("r")
+    assert [output.index for output in result.outputs] == [0, 1, 2] and sum(isinstance(e, FinishedEvent) for e in events) == 1
+    for i, output in enumerate(result.outputs):
+        assert output.token_ids == run_one(engine, prompt(9), SamplingParams(temperature=1, seed=request_seed(3, i), max_tokens=6, ignore_eos=True))
+
+
+def test_statistics_and_trace_are_at_hand(toy: Path) -> None:
+    engine = toy_engine(toy, trace=True, drafts=True)
+    run_one(engine, prompt(9), GREEDY)
+    assert engine.statistics.counts.output_tokens == len(toy_answer(prompt(9), 7))
+    assert engine.recorder is not None and any(event["name"] == "finished" for event in engine.recorder.document()["traceEvents"])
+    engine.close()
+
+
+UNSUPPORTED = [
+    {"min_p": 0.1}, {"presence_penalty": 1}, {"frequency_penalty": -1}, {"repetition_penalty": 1.2}, {"logit_bias": {3: 1}}, {"min_tokens": 1},
+    {"golden_token_ids": [3]}, {"top_logprobs": 2}, {"prompt_logprobs": True}, {"logprobs_mode": "processed"}, {"spec": 3}, {"stop": "x"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("params", UNSUPPORTED, ids=lambda params: next(iter(params)))
+def test_what_the_sampler_cannot_do_is_refused_never_ignored(engine: Engine, params: dict[str, object]) -> None:
+    with pytest.raises(ParameterUnsupported) as refused:
+        engine.submit(prompt(3), SamplingParams(**params), "r")  # type: ignore[arg-type]
+    assert (refused.value.field, refused.value.request_id) == (next(iter(params)), "r")
+    assert str(refused.value).startswith("[P104] the compiled sampler cannot do what a sampling parameter asks for - SamplingParams.")
+    assert not engine.has_work
+
+
 # -- refusals
 
 
@@ -327,7 +423,7 @@ def test_submit_refuses_at_the_door(engine: Engine) -> None:
     drain(engine)
 
 
-WRONG_OPTIONS = [{"cache_blocks": 1}, {"chunk_tokens": 0}, {"chunk_tokens": True}, {"cache_blocks": 2.0}, {"drafts": 1}]
+WRONG_OPTIONS = [{"cache_blocks": 1}, {"chunk_tokens": 0}, {"chunk_tokens": True}, {"cache_blocks": 2.0}, {"drafts": 1}, {"asynchronous": 1}, {"step_ms": 0}, {"max_wait_ms": "1"}]
 
 
 @pytest.mark.parametrize("options", WRONG_OPTIONS)

@@ -101,7 +101,7 @@ def test_a_reported_seed_reproduces(llm: LLM) -> None:
 def test_refusals_come_before_anything_runs(llm: LLM, prompts: object) -> None:
     with pytest.raises(PromptRefused):
         llm.generate(prompts, GREEDY)  # type: ignore[arg-type]
-    assert not llm.engine.has_work and llm.engine._sequences == {}
+    assert not llm.engine.has_work and llm.engine.scheduler.roster.requests == ()
 
 
 def test_text_needs_a_tokenizer(toy: Path) -> None:
@@ -115,7 +115,7 @@ def test_text_needs_a_tokenizer(toy: Path) -> None:
 def test_parameters_pair_with_prompts(llm: LLM, params: object) -> None:
     with pytest.raises(RequestsMismatched):
         llm.generate([[3], [4]], params)  # type: ignore[arg-type]
-    assert llm.engine._sequences == {}
+    assert llm.engine.scheduler.roster.requests == ()
 
 
 def test_an_interrupted_call_leaves_a_clean_engine(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_an_interrupted_call_leaves_a_clean_engine(llm: LLM, monkeypatch: pytest
     monkeypatch.setattr(llm.engine, "step", interrupted)
     with pytest.raises(KeyboardInterrupt):
         llm.generate([[3]] * 9, GREEDY)
-    assert not llm.engine.has_work and llm.engine._sequences == {}
+    assert not llm.engine.has_work and llm.engine.scheduler.roster.requests == ()
     assert llm.engine.blocks.free_blocks == llm.engine.blocks.count - 1
     assert list(llm.generate([[3]], GREEDY)[0].outputs[0].token_ids) == toy_answer([3], 5)
 

@@ -94,7 +94,7 @@ PAIRS = [
     Pair([[0.7, 0.3], [0.7, 0.3], [0.1, 0.9]], [[0.5, 0.5], [0.6, 0.4], [0.9, 0.1]]),
     Pair([[0.35, 0.65], [0.05, 0.95], [0.6, 0.4]], [[0.6, 0.4], [0.9, 0.1], [0.5, 0.5]]),
 ]
-PAIR_TIMES = np.array([1.0, 1.45, 1.7, 1.75, 2.0])
+PAIR_TIMES = np.array([1.0, 1.27, 1.75, 1.89, 1.92])
 
 
 def lagged(rows: list[list[float]]) -> Floats:
@@ -122,26 +122,26 @@ OLD = {1: [[[0.8, 0.9]], [[0.1, 0.1]], [[1.0, 1.0]]], 2: [[[0.8, 0.9], [0.3, 0.2
 
 @pytest.mark.parametrize("rates", OLD[2])
 @pytest.mark.parametrize("rule", [by_peer, by_us])
-def test_a_lagged_total_is_lossless_for_sequences_together(rule, rates):
+def test_a_lagged_total_is_lossless_for_sequences_together(rule, rates) -> None:
     """Two sequences compete for one total: each keeps its distribution, and they stay independent."""
     np.testing.assert_allclose(joint(PAIRS, rule(lagged(rates), PAIR_TIMES)), truth(PAIRS), rtol=0, atol=1e-14)
 
 
-def test_the_cases_differ_in_what_is_verified():
+def test_the_cases_differ_in_what_is_verified() -> None:
     """The test above is about something: over its cases and blocks several widths occur."""
     widths = {tuple(by_peer(lagged(rates), PAIR_TIMES)(survival(np.array([PAIRS[0].confidences(a), PAIRS[1].confidences(b)]))).tolist())
               for rates in OLD[2] for a in BLOCKS for b in BLOCKS}
     assert len(widths) >= 3
 
 
-def test_early_stopping_is_lossless():
+def test_early_stopping_is_lossless() -> None:
     np.testing.assert_allclose(joint(PAIRS, lambda newest: early_stop(newest, PAIR_TIMES).widths), truth(PAIRS), rtol=0, atol=1e-14)
     np.testing.assert_allclose(joint([PUBLISHED], lambda newest: early_stop(newest, TIMES).widths), PUBLISHED.truth, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("rates", OLD[1])
 @pytest.mark.parametrize("rule", [by_peer, by_us])
-def test_a_lagged_total_is_lossless_on_the_published_case(rule, rates):
+def test_a_lagged_total_is_lossless_on_the_published_case(rule, rates) -> None:
     np.testing.assert_allclose(joint([PUBLISHED], rule(lagged(rates), TIMES)), PUBLISHED.truth, rtol=0, atol=1e-14)
 
 
@@ -149,11 +149,11 @@ def first_token(strings: Floats) -> Floats:
     return strings.reshape(2, -1).sum(axis=1)
 
 
-def test_looking_ahead_is_biased_as_published():
+def test_looking_ahead_is_biased_as_published() -> None:
     """(0.85, 0.15) instead of (0.7, 0.3): after token 0 the rates are 1.00, 0.90, 1.17, after token 1 they are 1.00, 0.90, 0.81."""
     np.testing.assert_allclose(first_token(joint([PUBLISHED], looking_ahead(TIMES))), [0.85, 0.15], rtol=0, atol=1e-12)
     np.testing.assert_allclose(first_token(PUBLISHED.truth), [0.7, 0.3], rtol=0, atol=1e-12)
-    assert np.abs(joint(PAIRS, looking_ahead(PAIR_TIMES)) - truth(PAIRS)).sum() > 1e-3
+    assert np.abs(joint(PAIRS, looking_ahead(PAIR_TIMES)) - truth(PAIRS)).sum() > 0.1
 
 
 # -- by drawing
@@ -189,7 +189,7 @@ DRAWS = [pytest.param(200_000, id="2e5"), pytest.param(10_000_000, id="1e7", mar
 
 
 @pytest.mark.parametrize("draws", DRAWS)
-def test_draws_follow_the_target_unless_the_planner_looks_ahead(draws):
+def test_draws_follow_the_target_unless_the_planner_looks_ahead(draws) -> None:
     pair = PUBLISHED
     lossless = {
         "peer": by_peer(lagged([[0.8, 0.9]]), TIMES),

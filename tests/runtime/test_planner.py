@@ -37,7 +37,7 @@ def instance(random):
 
 def peer_aloud(old, new, sizes, ms, slope, extra):
     """The rule of docs/planning.md, the peer's rule, word by word: lists, loops, first of equals wins."""
-    n, positions = old.shape
+    n = len(old)
     ranked = sorted(((-rate, i) for i, row in enumerate(old.tolist()) for rate in row))
     allocation = sorted(((-rate, i) for i, row in enumerate(new.tolist()) for rate in row))
     best, best_rows, expected, rows = 0.0, n, float(n), n
@@ -70,7 +70,7 @@ def check_instances(seed, count):
     ties = fits = 0
     for number in range(count):
         old, new, sizes, ms, slope, extra = instance(random)
-        n, positions = old.shape
+        n = len(old)
         times = step_times(decode_table(sizes, ms), n, old.size, row_slope=slope, extra_ms=extra)
         found = compat(old, new, times)
         assert found.widths.tolist() == peer_aloud(old, new, sizes, ms, slope, extra), (seed, number)
@@ -86,17 +86,17 @@ def check_instances(seed, count):
     assert ties > count // 100 and count // 10 < fits < count
 
 
-def test_the_total_equals_brute_force():
+def test_the_total_equals_brute_force() -> None:
     check_instances(0, 1000)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(1, 10))
-def test_the_total_equals_brute_force_on_all_instances(seed):
+def test_the_total_equals_brute_force_on_all_instances(seed) -> None:
     check_instances(seed, 1000)
 
 
-def test_ties_go_to_the_first_sequence_and_the_fewest_rows():
+def test_ties_go_to_the_first_sequence_and_the_fewest_rows() -> None:
     flat = np.array([4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0])
     halves = np.full((3, 2), 0.5)
     assert compat(halves, halves, flat).widths.tolist() == [3, 3, 3]
@@ -108,22 +108,26 @@ def test_ties_go_to_the_first_sequence_and_the_fewest_rows():
     assert [split(halves, k).tolist() for k in (-1, 0, 6, 9)] == [[1, 1, 1], [1, 1, 1], [3, 3, 3], [3, 3, 3]]
 
 
-def test_missing_rates():
+def test_missing_rates() -> None:
     rates = np.array([[0.9, 0.8], [0.7, 0.6], [0.5, 0.4]])
     found = assumed_rates(rates, np.array([True, False, False]), np.array([True, True, False]))
     assert found.tolist() == [[0.9, 0.8], [1, 1], [0, 0]]
 
 
-def test_without_step_times_or_drafts_everything_is_verified():
+def test_without_step_times_or_drafts_everything_is_verified() -> None:
     rates = np.full((2, 3), 0.5)
     for found in (compat(rates, rates, np.zeros(0)), early_stop(rates, np.zeros(0)), plan(Memory(), Rules(), rates, rates, np.zeros(0))[0]):
         assert (found.widths.tolist(), found.reason) == ([4, 4], Reason.NOT_MEASURED)
     nothing = np.zeros((2, 0))
     assert compat(nothing, nothing, np.ones(1)).reason is Reason.NO_DRAFTS
+    assert plan(Memory(), Rules(), nothing, nothing, np.ones(1))[0].reason is Reason.NO_DRAFTS
+    some = Rules(draft_ms=((0, 0.0), (3, 1.0)))
+    found, _ = plan(Memory(), some, nothing, rates, np.array([1, 1, 1, 1, np.inf, np.inf, np.inf]))
+    assert (found.rows, found.reason, found.draft_length) == (2 + 3, Reason.NOT_MEASURED, 3)  # as many as fit
     assert plan(Memory(), Rules(), np.zeros((0, 5)), np.zeros((0, 5)), np.ones(1))[0].rows == 0
 
 
-def test_early_stopping_stays_before_a_cliff():
+def test_early_stopping_stays_before_a_cliff() -> None:
     rates = np.array([[0.9, 0.9, 0.9]])
     times = np.array([1.0, 2.0, 2.0, 2.0])
     assert early_stop(rates, times).rows == 1
@@ -131,7 +135,7 @@ def test_early_stopping_stays_before_a_cliff():
     assert early_stop(rates, np.ones(4)).rows == 4
 
 
-def test_a_plan_says_what_it_expects():
+def test_a_plan_says_what_it_expects() -> None:
     rates = survival(np.array([[0.8, 0.5], [0.5, 0.5]]))
     found = compat(rates, rates, np.array([10.0, 10.0, 12.0, 20.0, 20.0]))
     assert found == Plan(found.widths, 2, Reason.PEER, 2.8, 10.0, pytest.approx(2.8 / 10 / (3.95 / 20) - 1), 1)
@@ -159,7 +163,7 @@ class Aloud:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_our_rule_equals_the_one_with_lists(seed):
+def test_our_rule_equals_the_one_with_lists(seed) -> None:
     """Over 120 steps: totals, scores and reasons. Rates on a binary grid, so sums are exact in any order."""
     random = np.random.default_rng(seed)
     n, positions = int(random.integers(2, 9)), 3
@@ -186,7 +190,7 @@ def steady(rules, budget, times, steps=60, newest=None):
     return found, memory
 
 
-def test_everything_is_verified_where_less_would_gain_too_little():
+def test_everything_is_verified_where_less_would_gain_too_little() -> None:
     rates = survival(np.full((4, 3), 0.9))
     rates[:, 2] = 0.0
     times = 10 + 0.01 * np.arange(13)
@@ -201,14 +205,14 @@ def test_everything_is_verified_where_less_would_gain_too_little():
     assert (overhead.rows, overhead.reason) == (16, Reason.ALL_SCORED_BEST)
 
 
-def test_all_drafts_that_do_not_fit_are_never_chosen():
+def test_all_drafts_that_do_not_fit_are_never_chosen() -> None:
     rates = survival(np.full((4, 3), 0.9))
     times = np.where(np.arange(13) > 7, np.inf, 10.0)
     found, _ = steady(Rules(), rates, times)
     assert found.rows == 4 + 7 and found.expected_ms == 10.0 and found.predicted_gain == 0.0
 
 
-def test_the_total_ignores_the_newest_rates():
+def test_the_total_ignores_the_newest_rates() -> None:
     """The information barrier: whatever step N-1 says, the total is the same; only the split moves."""
     random = np.random.default_rng(5)
     budget, times = survival(random.random((6, 5))), 10 + 0.5 * np.arange(31)
@@ -218,7 +222,7 @@ def test_the_total_ignores_the_newest_rates():
     assert memory_a.tracks[0].totals == memory_b.tracks[0].totals and (memory_a.tracks[0].scores == memory_b.tracks[0].scores).all()
 
 
-def test_sequences_may_come_and_go():
+def test_sequences_may_come_and_go() -> None:
     random = np.random.default_rng(7)
     memory, all_times = Memory(), 10 + 0.3 * np.arange(101)
     for step in range(150):
@@ -229,7 +233,7 @@ def test_sequences_may_come_and_go():
         assert n < 8 or found.rows == 3 * n or step < 3  # equal sequences: the mean curve scales to any number of them
 
 
-def test_short_blocks_where_long_ones_do_not_pay():
+def test_short_blocks_where_long_ones_do_not_pay() -> None:
     """Lengths 0, 3 and 5 with measured draft times: the choice follows acceptance, and a probe brings it back."""
     rules = Rules(draft_ms=((0, 0.0), (3, 2.0), (5, 4.0)), probe_steps=8)
     times = 10 + 0.05 * np.arange(41)
@@ -255,7 +259,7 @@ def test_short_blocks_where_long_ones_do_not_pay():
     assert set(again[-50:]) == {5}
 
 
-def test_reason_when_drafts_do_not_pay():
+def test_reason_when_drafts_do_not_pay() -> None:
     rules = Rules(draft_ms=((0, 0.0), (5, 40.0)))
     memory, none = Memory(), np.zeros((4, 0))
     for _ in range(30):
@@ -263,12 +267,12 @@ def test_reason_when_drafts_do_not_pay():
     assert (found.reason, found.draft_length, found.widths.tolist()) == (Reason.DRAFTS_DO_NOT_PAY, 0, [1, 1, 1, 1])
 
 
-def test_sequences_that_should_not_draft():
+def test_sequences_that_should_not_draft() -> None:
     found = worth_drafting(np.array([0.0, 0.49, 0.5, 3.0, 0.0]), np.array([0, 5, 0, 0, 64]), draft_ms=0.1, row_ms=0.2)
     assert found.tolist() == [False, False, True, True, True]
 
 
-def test_ranks_fill_up_to_the_slowest():
+def test_ranks_fill_up_to_the_slowest() -> None:
     rates = survival(np.array([[0.9, 0.8], [0.7, 0.1]]))
     given = compat(rates, rates, np.array([1.0, 5.0, 5.0, 5.0, 5.0]))
     assert given.rows == 2
@@ -281,6 +285,6 @@ def test_ranks_fill_up_to_the_slowest():
     {"means": ()}, {"means": (4, 1)}, {"means": (0, 1)}, {"draft_ms": ((5, 1.0), (3, 1.0))}, {"draft_ms": ((-1, 1.0),)},
     {"score_fading": 1.0}, {"rate_fading": 0.0},
 ])
-def test_rules_that_are_refused(given):
+def test_rules_that_are_refused(given) -> None:
     with pytest.raises(OptionRefused):
         Rules(**given)

@@ -64,7 +64,7 @@ def run_rings(plan, chunks):
 
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize("length", [1, 5, 133, 134, 139, 140, 141, 300])
-def test_every_chunking_reads_what_was_written_and_leaves_the_same_rings(mode, length):
+def test_every_chunking_reads_what_was_written_and_leaves_the_same_rings(mode, length) -> None:
     plan = replay_plan(length, 0, (), rules(mode))
     first = None
     for size in CHUNKS:
@@ -78,7 +78,7 @@ def test_every_chunking_reads_what_was_written_and_leaves_the_same_rings(mode, l
 
 
 @pytest.mark.parametrize("length", [1, 17, 140])
-def test_a_prompt_within_the_keep_region_is_exact(length):
+def test_a_prompt_within_the_keep_region_is_exact(length) -> None:
     """Keep >= length: bounded equals exact, row by row."""
     plans = [replay_plan(length, 0, (), rules(mode)) for mode in Mode]
     for plan in plans[1:]:
@@ -90,7 +90,7 @@ def test_a_prompt_within_the_keep_region_is_exact(length):
 
 @pytest.mark.parametrize("length", [141, 200, 268, 300])
 @pytest.mark.parametrize("size", CHUNKS)
-def test_mask_and_compact_see_the_same_on_kept_rows(length, size):
+def test_mask_and_compact_see_the_same_on_kept_rows(length, size) -> None:
     seen = {}
     for mode in (Mode.MASK, Mode.COMPACT):
         plan = replay_plan(length, 0, (), rules(mode))
@@ -102,7 +102,7 @@ def test_mask_and_compact_see_the_same_on_kept_rows(length, size):
     assert seen[Mode.MASK] == seen[Mode.COMPACT]
 
 
-def test_nothing_before_the_keep_region_is_ever_read():
+def test_nothing_before_the_keep_region_is_ever_read() -> None:
     """What the encoder ring held before is poison, and decoder rings get no entry below length - keep."""
     for length, size in itertools.product([141, 290, 513], CHUNKS):
         plan = replay_plan(length, 0, (), FULL)
@@ -111,7 +111,7 @@ def test_nothing_before_the_keep_region_is_ever_read():
         assert min(x for x in decoder.tolist() if x != POISON) >= length - 140
 
 
-def test_replayed_rows_write_no_block():
+def test_replayed_rows_write_no_block() -> None:
     plan = replay_plan(700, 512, (), FULL)
     written = [p for start, count in cuts(plan, 100) for p, w in
                zip(*(lambda r: (r.positions.tolist(), r.writes_block.tolist()))(chunk_rows(plan, start, count)), strict=True) if w]
@@ -121,7 +121,7 @@ def test_replayed_rows_write_no_block():
 
 @pytest.mark.parametrize("new", NEW)
 @pytest.mark.parametrize("case", range(len(HITS)))
-def test_encoder_rows_of_every_hit_length(new, case):
+def test_encoder_rows_of_every_hit_length(new, case) -> None:
     """Rows are the whole prompt for hits up to the window, else max(length - hit + window, keep); one new row always."""
     hit = HITS[case]
     length = {5: 384, 6: 384}.get(case, hit) + new
@@ -135,7 +135,7 @@ def test_encoder_rows_of_every_hit_length(new, case):
     run_rings(plan, cuts(plan, 64))
 
 
-def test_windows_after_a_hit():
+def test_windows_after_a_hit() -> None:
     """Row s + t sees t + 1 keys, the first new row exactly the window, and no later row is cut."""
     plan = replay_plan(900, 512, (), FULL)
     rows = chunk_rows(plan, plan.first_row, plan.encoder_rows)
@@ -145,14 +145,14 @@ def test_windows_after_a_hit():
     assert rows.positions[128] == 512 and set(seen[127:].tolist()) == {128}
 
 
-def test_fewer_new_tokens_than_the_keep_region_needs():
+def test_fewer_new_tokens_than_the_keep_region_needs() -> None:
     """With 11 new tokens the keep region starts before hit - window, and the encoder with it."""
     plan = replay_plan(512 + 11, 512, (), FULL)
     assert (plan.first_row, plan.keep_from, plan.encoder_floor) == (383, 383, 383)
     assert replay_plan(512 + 12, 512, (), FULL).first_row == 384 == replay_plan(512 + 13, 512, (), FULL).first_row
 
 
-def test_a_snapshot_replaces_replay():
+def test_a_snapshot_replaces_replay() -> None:
     plan = replay_plan(900, 640, {128, 256, 640}, FULL)
     assert (plan.restore_at, plan.first_row, plan.replayed_rows, plan.lineage, plan.encoder_floor) == (640, 640, 0, None, 0)
     assert chunk_rows(plan, 640, 1).window_from.tolist() == [513]
@@ -170,21 +170,21 @@ def test_a_snapshot_replaces_replay():
     (300, 128, {130, 0}, 0, None),    # not a save point
     (200, 128, {128}, 0, None),       # keep region starts at 60
 ])
-def test_choice_between_snapshots_and_replay(length, hit, snapshots, first, restored):
+def test_choice_between_snapshots_and_replay(length, hit, snapshots, first, restored) -> None:
     plan = replay_plan(length, hit, snapshots, FULL)
     assert (plan.first_row, plan.restore_at) == (first, restored)
     assert plan.lineage == (hit if restored is None and first else None)
     run_rings(plan, cuts(plan, 77))
 
 
-def test_the_exact_mode_runs_everything():
+def test_the_exact_mode_runs_everything() -> None:
     plan = replay_plan(900, 640, {640}, rules(Mode.EXACT, 0))
     assert (plan.encoder_rows, plan.decoder_rows, plan.write_from, plan.restore_at) == (900, 900, 0, None)
     rows = chunk_rows(plan, 0, 900)
     assert rows.window_from.tolist() == rows.decoder_window_from.tolist() == [max(0, p - 127) for p in range(900)]
 
 
-def test_rollback_of_drafts_reads_only_what_was_written():
+def test_rollback_of_drafts_reads_only_what_was_written() -> None:
     """After a prompt, verification writes up to backtrack - 1 rejected rows ahead; windows from the committed length stay whole."""
     for r, length in ((FULL, 300), (SMALL, 40)):
         plan = replay_plan(length, 0, (), r)
@@ -199,14 +199,14 @@ def test_rollback_of_drafts_reads_only_what_was_written():
             committed += accepted + 1
 
 
-def test_recomputing_after_preemption_counts_the_output():
+def test_recomputing_after_preemption_counts_the_output() -> None:
     """The keep region follows the length at recompute, so a continuation may differ; the emitted prefix is input now."""
     assert replay_plan(1000, 0, (), FULL).keep_from == 860
     assert replay_plan(1000 + 37, 0, (), FULL).keep_from == 897
 
 
 @pytest.mark.parametrize(("length", "size"), [(300, 64), (300, 300), (141, 140), (513, 128), (100, 33), (280, 139)])
-def test_decoder_rows_are_counted(length, size):
+def test_decoder_rows_are_counted(length, size) -> None:
     plan = replay_plan(length, 0, (), FULL)
     chunks = cuts(plan, size)
     kept = [len(chunk_rows(plan, *c).decoder_positions) for c in chunks]
@@ -220,7 +220,7 @@ def test_decoder_rows_are_counted(length, size):
     assert outputs[:-1] == [None] * (len(chunks) - 1) and outputs[-1] == kept[-1] - 1
 
 
-def test_two_hundred_prompts_in_ten_groups():
+def test_two_hundred_prompts_in_ten_groups() -> None:
     """1,024 tokens each, 768 shared in a group, its first finished before the rest; window 16, keep 28, no snapshots."""
     r = ReplayRules(Mode.COMPACT, keep=28, window=16, block=128)
     plans = [replay_plan(1024, 0 if i % 20 == 0 else 768, (), r) for i in range(200)]
@@ -228,7 +228,7 @@ def test_two_hundred_prompts_in_ten_groups():
     assert sum(p.decoder_rows for p in plans) == 5_600
 
 
-def test_small_geometry_over_all_lengths_and_hits():
+def test_small_geometry_over_all_lengths_and_hits() -> None:
     for length, hit, size in itertools.product(range(1, 45), range(0, 45, 4), (1, 3, 8, 50)):
         for mode in Mode:
             r = ReplayRules(mode, SMALL.keep, SMALL.window, SMALL.backtrack, SMALL.block)
@@ -238,7 +238,7 @@ def test_small_geometry_over_all_lengths_and_hits():
                 assert plan.first_row <= plan.keep_from and plan.first_row < length and plan.write_from < length
 
 
-def test_keep_rows_fill_tiles():
+def test_keep_rows_fill_tiles() -> None:
     assert (keep_rows(128, 6), keep_rows(128, 6, 16), keep_rows(128, 6, 64)) == (134, 144, 192)
 
 
@@ -248,6 +248,6 @@ def test_keep_rows_fill_tiles():
     lambda: chunk_rows(replay_plan(300, 256, (), FULL), 127, 3), lambda: chunk_rows(replay_plan(30, 0, (), FULL), 29, 2),
     lambda: chunk_rows(replay_plan(30, 0, (), FULL), 3, 0),
 ])
-def test_what_is_refused(made):
+def test_what_is_refused(made) -> None:
     with pytest.raises(OptionRefused):
         made()

@@ -37,11 +37,21 @@ CASES = [
     (10, [7], {"stop_token_ids": [7]}, (Status.STOPPED, 7)),
     (10, [5], {"max_tokens": 1}, (Status.LENGTH_CAPPED, "max_context")),
     (9, [5], {"max_tokens": 1}, (Status.LENGTH_CAPPED, "max_tokens")),
+    (3, [1], {"min_tokens": 1}, (Status.STOPPED, "eos")),
+    (3, [1], {"min_tokens": 2}, None),
+    (3, [7], {"min_tokens": 2, "stop_token_ids": [7]}, None),
+    (3, [5, 1], {"min_tokens": 2}, (Status.STOPPED, "eos")),
+    (3, [5, 7], {"min_tokens": 2, "stop_token_ids": [7]}, (Status.STOPPED, 7)),
+    (10, [1], {"min_tokens": 5}, (Status.LENGTH_CAPPED, "max_context")),
+    (3, [1, 1], {"min_tokens": 2, "max_tokens": 2}, (Status.STOPPED, "eos")),
+    (3, [1], {"ignore_eos": True, "max_tokens": 1}, (Status.LENGTH_CAPPED, "max_tokens")),
+    (3, [5, 5, 5], {"max_tokens": 3, "ignore_eos": True}, (Status.LENGTH_CAPPED, "max_tokens")),
+    (10, [1], {"ignore_eos": True, "stop_token_ids": [1]}, (Status.STOPPED, 1)),
 ]
 
 
 @pytest.mark.parametrize(("prompt", "emitted", "params", "expected"), CASES)
-def test_stop_rules(prompt: int, emitted: list[int], params: dict[str, object], expected: object) -> None:
+def test_a2_stop_rules(prompt: int, emitted: list[int], params: dict[str, object], expected: object) -> None:
     assert finish_of(sequence(prompt, emitted, **params), EOS, CONTEXT) == expected
 
 
@@ -61,7 +71,10 @@ def test_reasons_are_the_published_words() -> None:
         "STOPPED": "stop",
         "LENGTH_CAPPED": "length",
         "ABORTED": "abort",
+        "DEADLINE": "deadline",
         "PROMPT_TOO_LONG": "prompt_length_exceeded",
+        "PREEMPTED": "insufficient_system_resource",
+        "FAILED": "error",
     }
 
 
@@ -70,7 +83,7 @@ def test_a_result_reports_everything_once() -> None:
     done.logprobs, done.status, done.stop_reason = [-1.0, -2.0, -3.0], Status.STOPPED, 7
     done.started_s, done.first_token_s, done.finished_s, done.decode_steps = 1.001, 1.003, 1.25, 3
     done.drafts = [Draft(3, (6, 7), (0.5, 0.25)), Draft(4, (7, 9), (1.0, 2.0)), Draft(5, (1, 2), (0.0, 0.0))]
-    result = output_of(done, prompt="ab", text="xyz")
+    result = output_of([done], prompt="ab", text="xyz")
     (completion,) = result.outputs
     assert (completion.text, completion.token_ids, completion.logprobs) == ("xyz", (5, 6, 7), (-1.0, -2.0, -3.0))
     assert (completion.finish_reason, completion.stop_reason, completion.index) == ("stop", 7, 0)
@@ -84,6 +97,6 @@ def test_a_result_reports_everything_once() -> None:
 def test_a_request_that_never_ran_waited_all_its_time() -> None:
     done = sequence(2, [])
     done.status, done.finished_s = Status.ABORTED, 1.5
-    result = output_of(done)
+    result = output_of([done])
     assert (result.timing.queue_ms, result.timing.ttft_ms, result.timing.total_ms) == (500.0, None, 500.0)
     assert result.outputs[0].token_ids == () and result.outputs[0].logprobs is None

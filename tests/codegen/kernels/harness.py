@@ -6,7 +6,8 @@ a known pattern that must survive. Weights go through the loader's own transform
 
 import ctypes
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,31 @@ from tapeout.runtime.transforms import transformed
 
 BEHIND = 3  # rows of poison behind operands, rows that must stay untouched behind results
 PATTERN = 0xA5
-ROWS = (0, 1, 2, 5, 17, 33)  # row counts every kernel is run with
 INTERPRETED, COMPILED = "interpreted", "compiled"
 HOW = (INTERPRETED, COMPILED)
 WORKERS = 2  # one after the other: how a grid is split must not show
 _COMPILED: dict[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class Target:
+    """Another machine that runs the same cases: its schedule rows, and how it runs a kernel module on named arrays."""
+
+    schedule: Callable[[str, Request], Any]
+    run: Callable[[ir.Module, dict[str, Array]], None]
+    rows: tuple[int, ...]
+
+
+class _Rows:
+    """Row counts that every kernel is run with; fewer where a target is simulated."""
+
+    def __iter__(self) -> Iterator[int]:
+        target = TARGET.get()
+        return iter(target.rows if target else (0, 1, 2, 5, 17, 33))
+
+
+ROWS = _Rows()
+TARGET: ContextVar[Target | None] = ContextVar("TARGET", default=None)
 NUMPY = {"i8": np.int8, "i16": np.int16, **DTYPES}
 
 
@@ -67,7 +88,9 @@ class KernelCase:
             self._function = self._module.body.operations[0]
             self.request: Request = request_of(self._function.entry_block.operations[0].operation)
         self.family: Family = select(self.request)
-        row = {**schedules.schedule(self.family.name, self.request), **schedule}
+        self.target = TARGET.get()
+        rows = self.target.schedule if self.target else schedules.schedule
+        row = {**rows(self.family.name, self.request), **schedule}
         self.kernel: Kernel = self.family.build(self.request, row)
         work = [Buffer(f"work{i}", w.element, "workspace") for i, w in enumerate(self.kernel.workspaces)]
         self.buffers = [*self.request.buffers(), *work, Buffer("count", "i32", "count")]
@@ -119,6 +142,9 @@ class KernelCase:
         return [np.array(a, order="C") for a in found]
 
     def _execute(self, how: str, arrays: dict[str, Array]) -> None:
+        if self.target:
+            self.target.run(self.module, arrays)
+            return
         if how == INTERPRETED:
             tile_interpreter.run(self.module, arrays)
             return

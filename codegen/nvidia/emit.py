@@ -1,0 +1,196 @@
+"""lower-tile-to-triton: one tile module to the source of one Triton kernel, op by op; a jinja2 skeleton holds the printed body.
+
+The kernel takes the module's buffers as pointers, in order. A launch's grid is that of the row bucket, so the kernel computes its true grid
+first and instances behind it leave. Same text, same source. What the source is compiled with is the schedule row's (toolchain.py).
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import Any
+
+import jinja2
+
+from tapeout.codegen.nvidia import emit_compute, emit_memory
+from tapeout.codegen.nvidia.hazards import Order, accesses, inside, nested, shared_buffers
+from tapeout.codegen.nvidia.printer import EmitError, Printer, as_number, extents, padded
+from tapeout.dialects import tile
+from tapeout.dialects._mlir import ir
+
+FORMS = {**emit_memory.FORMS, **emit_compute.FORMS}
+POINTERS = {"bf16": "*bf16", "f16": "*fp16", "f32": "*fp32", "i8": "*i8", "i16": "*i16", "i32": "*i32", "i64": "*i64", "f8E4M3FN": "*fp8e4nv"}
+SCALED_ROWS = 128
+SKELETON = '''\
+"""Generated from the tile kernel {{ name }}; do not edit."""
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def {{ name }}({{ arguments | join(", ") }}):
+{%- for line in lines %}
+    {{ line }}
+{%- endfor %}
+'''
+
+
+@dataclass(frozen=True)
+class Source:
+    """A Triton kernel: its name, its text, its parameters as (buffer name, Triton type of the pointer); elements of its largest tile as
+    Triton holds it, and how many block-scaled products it has that a chip with such products must keep."""
+
+    name: str
+    text: str
+    parameters: tuple[tuple[str, str], ...]
+    largest_tile: int
+    scaled_products: int
+
+    @property
+    def signature(self) -> dict[str, str]:
+        """Types by parameter, as Triton's compiler takes them."""
+        return dict(self.parameters)
+
+
+def emit(text: str) -> Source:
+    """The Triton kernel of the text of a tile module. Raises `EmitError` where an op has no form, naming kernel and op."""
+    context = ir.Context()
+    tile.load_into(context)
+    with context, ir.Location.unknown():
+        return emit_module(ir.Module.parse(text))
+
+
+def emit_module(module: ir.Module) -> Source:
+    """The Triton kernel of a tile module."""
+    body, grid = list(module.body.operations)[:2]
+    name, arguments = body.name.value, [a.value for a in body.attributes["tile.arguments"]]
+    try:
+        lines = _Body(body, grid, arguments).lines()
+        parameters = tuple((a, _pointer(v)) for a, v in zip(arguments, body.arguments, strict=True))
+    except EmitError as error:
+        raise EmitError(f"kernel {name}: {error}") from None
+    text = _skeleton().render(name=name, arguments=arguments, lines=lines) + "\n"
+    return Source(name, text, parameters, _largest_tile(body.operation), _scaled_products(body.operation))
+
+
+def _largest_tile(function: Any) -> int:
+    return max((prod(map(padded, extents(v))) for op in nested(function) for v in op.results), default=1)
+
+
+def _scaled_products(function: Any) -> int:
+    """Block-scaled products of at least 128 rows: below, the tensor cores have no such form and BF16 ones stand in."""
+    return sum(op.name == "tile.dot_scaled" and extents(op.out)[0] >= SCALED_ROWS for op in nested(function))
+
+
+def _pointer(argument: Any) -> str:
+    kind = str(ir.MemRefType(argument.type).element_type)
+    if kind not in POINTERS:
+        raise EmitError(f"buffers of {kind} have no Triton form")
+    return POINTERS[kind]
+
+
+@cache
+def _skeleton() -> jinja2.Template:
+    return jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False).from_string(SKELETON)
+
+
+class _Body:
+    """Prints the early exit, then the body."""
+
+    def __init__(self, body: Any, grid: Any, arguments: list[str]) -> None:
+        self._body, self._grid = body, grid
+        self._p = Printer()
+        self._p.names.update(zip(body.arguments, arguments, strict=True))
+        self._p.names.update(zip(grid.arguments, arguments, strict=True))
+        self._order = Order(shared_buffers(body))
+
+    def lines(self) -> list[str]:
+        """Lines of the kernel, without the function's own indentation."""
+        self._leave()
+        self._block(self._body.entry_block)
+        return [*self._p.head, *self._p.lines]
+
+    def _leave(self) -> None:
+        """An instance at or beyond the run-time grid has nothing to do."""
+        p = self._p
+        self._block(self._grid.entry_block)
+        extents = p.of(list(self._grid.entry_block.operations)[-1].operands)
+        behind = [f"({p.instance(axis)} >= {extent})" for axis, extent in enumerate(extents) if as_number(extent) is None]
+        if behind:
+            p.line(f"if {' | '.join(behind)}:")
+            p.line("    return")
+
+    def _block(self, block: Any) -> None:
+        for op in block.operations:
+            self._op(op)
+
+    def _op(self, op: Any) -> None:
+        name = op.operation.name
+        if name in ("func.return", "scf.yield"):
+            return
+        if name == "scf.for":
+            self._loop(op)
+        elif name == "scf.if":
+            self._branch(op)
+        elif name in FORMS:
+            self._barrier(accesses(op))
+            FORMS[name](self._p, op)
+        else:
+            raise EmitError(f"{name} has no Triton form")
+
+    def _barrier(self, new: list[Any]) -> None:
+        if self._order.needs_barrier(new):
+            self._p.line("tl.debug_barrier()")
+        self._order.add(new)
+
+    def _start(self, results: Any, values: Any, stem: str) -> list[str]:
+        """One name for each carried value, set to its start."""
+        names = [self._p.fresh(stem) for _ in results]
+        for name, value in zip(names, values, strict=True):
+            self._p.line(f"{name} = {self._p.typed(value)}")
+        return names
+
+    def _loop(self, op: Any) -> None:
+        p, within = self._p, list(inside(op.operation))
+        if self._order.needs_barrier(within):
+            p.line("tl.debug_barrier()")
+        before = set(self._order.pending)
+        self._order.add(within)  # the turn before
+        lower, upper, step, *start = op.operands
+        carried = self._start(op.results, start, "carry")
+        counter = p.fresh("i")
+        p.line(f"for {counter} in range({p.names[lower]}, {p.names[upper]}, {p.names[step]}):")
+        p.depth += 1
+        block = op.regions[0].blocks[0]
+        p.names.update(zip(list(block.arguments)[1:], carried, strict=True))
+        p.names[block.arguments[0]] = p.fresh_line("at", f"tl.cast({counter}, tl.int64)")
+        self._block(block)
+        self._finish(block, carried)
+        p.depth -= 1
+        p.names.update(zip(op.results, carried, strict=True))
+        self._order.pending |= before
+
+    def _finish(self, block: Any, names: list[str]) -> None:
+        """Hands on what a block yields; all values are read before one is set."""
+        values = [self._p.typed(v) for v in list(block.operations)[-1].operands]
+        if names:
+            self._p.line(f"{', '.join(names)} = {', '.join(values)}")
+
+    def _branch(self, op: Any) -> None:
+        p, results = self._p, [self._p.fresh("chosen") for _ in op.results]
+        before, after = set(self._order.pending), set()
+        for number, region in enumerate(r for r in op.regions if len(r.blocks)):
+            self._order.pending = set(before)
+            p.line(f"if {p.names[op.operands[0]]}:" if number == 0 else "else:")
+            p.depth += 1
+            mark = len(p.lines)
+            self._block(region.blocks[0])
+            self._finish(region.blocks[0], results)
+            if len(p.lines) == mark:
+                p.line("pass")
+            p.depth -= 1
+            after |= self._order.pending
+        self._order.pending = after | before
+        p.names.update(zip(op.results, results, strict=True))
+
+
+__all__ = ["EmitError", "Source", "emit", "emit_module"]

@@ -1,0 +1,44 @@
+"""The CPU target: kernel objects, linked into one library with the executor."""
+
+import importlib.metadata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tapeout.codegen.lower_to_tile import TileKernel
+from tapeout.compiler.cache import Cache
+from tapeout.compiler.manifest import library
+from tapeout.compiler.objects import kernel_objects, lowering_fingerprint
+from tapeout.compiler.settings import Settings
+from tapeout.compiler.targets import Built, Grid, Progress
+from tapeout.runtime.artifact import LIBRARY, CpuLevel
+
+
+@dataclass(frozen=True)
+class CpuTarget:
+    """Kernels compute their own grids; the library needs the features of `--cpu`."""
+
+    name: str
+
+    def require(self) -> None:
+        """Nothing beyond what the compiler itself needs: the linker says so where it is absent."""
+
+    def levels(self, settings: Settings) -> tuple[CpuLevel, None]:
+        from tapeout.codegen.cpu.facts import cpu
+
+        return CpuLevel(level=settings.cpu, features=cpu(settings.cpu).linux_flags), None
+
+    def grid(self, kernel: TileKernel, rows: int) -> Grid | None:
+        return None
+
+    def build(self, kernels: Sequence[TileKernel], settings: Settings, store: Cache, progress: Progress) -> Built | None:
+        objects = kernel_objects(kernels, settings.cpu, store, settings.jobs, progress)
+        if settings.stop_after == "lower-tile-to-loops":
+            return None
+        sources = {f"source/cpu/{k.symbol}.mlir": k.text.encode() for k in kernels}
+        versions = {"torch-mlir": importlib.metadata.version("torch-mlir"), "lowering": lowering_fingerprint()}
+        return Built({LIBRARY: library(objects, settings.cpu, store), **sources}, versions)
+
+
+def target(name: str) -> CpuTarget:
+    """The target."""
+    return CpuTarget(name)

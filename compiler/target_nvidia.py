@@ -1,0 +1,195 @@
+"""The NVIDIA targets: every kernel as Triton source, PTX and cubin, made without a GPU; launches get the largest grid of their bucket.
+
+Kernels are compiled in worker processes through the cache: the same tile text, chip, tool versions and emitter give the same bytes.
+"""
+
+import base64
+import hashlib
+import json
+import re
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from tapeout.codegen.lower_to_tile import TileKernel
+from tapeout.compiler.cache import Cache, key_of
+from tapeout.compiler.errors import ModuleRefused, ToolchainMissing
+from tapeout.compiler.settings import Settings
+from tapeout.compiler.targets import Built, Grid, Progress
+from tapeout.dialects._mlir import ir
+from tapeout.runtime.artifact import Binary, CpuLevel, GpuLevel
+
+Task = tuple[str, tuple[tuple[str, int], ...], str, str]
+"""Tile text, schedule row, chip, root of the cache."""
+
+
+class KernelRefused(Exception):
+    """A kernel that the toolchain or a check of its report refuses; crosses the border of a worker process as its one sentence."""
+
+
+@dataclass(frozen=True)
+class Versions:
+    """What decides a cubin besides its kernel: Triton, its assembler, our emitter's sources."""
+
+    triton: str
+    assembler: str
+    emitter: str
+    cuda: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class NvidiaTarget:
+    """One chip. Tile modules are parsed once, in a context of their own, to ask for grids."""
+
+    name: str
+    _modules: dict[str, ir.Module] = field(default_factory=dict, compare=False)
+
+    def require(self) -> None:
+        from tapeout.codegen.nvidia import toolchain
+
+        try:
+            toolchain.probe()
+        except toolchain.ToolchainMissing as error:
+            raise ToolchainMissing(str(error)) from None
+
+    def levels(self, settings: Settings) -> tuple[CpuLevel, GpuLevel]:
+        """Any host processor; this chip, and a driver of the assembler's CUDA generation (minor versions are compatible)."""
+        from tapeout.codegen.nvidia.facts import chip
+
+        facts = chip(self.name)
+        level = GpuLevel(chip=facts.architecture, capability=divmod(facts.capability, 10), cuda=(versions().cuda[0], 0))
+        return CpuLevel(level="any", features=()), level
+
+    def grid(self, kernel: TileKernel, rows: int) -> Grid:
+        from tapeout.codegen.launch_grid import module_grid_at
+
+        with _context(), ir.Location.unknown():
+            if kernel.symbol not in self._modules:
+                self._modules[kernel.symbol] = ir.Module.parse(kernel.text)
+            x, y, z = module_grid_at(self._modules[kernel.symbol], rows)
+        return max(x, 1), max(y, 1), max(z, 1)
+
+    def build(self, kernels: Sequence[TileKernel], settings: Settings, store: Cache, progress: Progress) -> Built:
+        made = kernel_binaries(kernels, self.name, store, settings.jobs, progress)
+        files: dict[str, bytes] = {}
+        binaries: dict[str, Binary] = {}
+        for symbol, one in made.items():
+            path = f"kernels/{self.name}/{symbol}.cubin"
+            files[path] = base64.b64decode(one["cubin"])
+            files[f"source/{self.name}/{symbol}.py"] = one["source"].encode()
+            files[f"source/{self.name}/{symbol}.ptx"] = one["ptx"].encode()
+            binaries[symbol] = Binary(file=path, **one["facts"])
+        found = versions()
+        return Built(files, {"triton": found.triton, "ptxas": found.assembler, "emitter": found.emitter}, binaries)
+
+
+def target(name: str) -> NvidiaTarget:
+    """The target of a chip."""
+    return NvidiaTarget(name)
+
+
+@cache
+def _context() -> ir.Context:
+    from tapeout.dialects import tile
+
+    context = ir.Context()
+    tile.load_into(context)
+    return context
+
+
+def kernel_binaries(kernels: Sequence[TileKernel], chip: str, store: Cache, jobs: int, progress: Progress) -> dict[str, dict[str, Any]]:
+    """For each symbol `facts`, `cubin` (base64), `ptx` and `source`; `progress(symbol)` is called as each is done."""
+    tasks: dict[str, Task] = {k.symbol: (k.text, k.choice.schedule, chip, str(store.root)) for k in kernels}
+    keys = {symbol: _key(*task[:3]) for symbol, task in tasks.items()}
+    done = {symbol: found for symbol, key in keys.items() if (found := store.lookup(key)) is not None}
+    for symbol in done:
+        progress(symbol)
+    missing = {symbol: task for symbol, task in tasks.items() if symbol not in done}
+    if missing:
+        families = {k.symbol: k.choice.family for k in kernels}
+        with ProcessPoolExecutor(min(jobs, len(missing)), mp_context=get_context("spawn")) as pool:
+            futures = {pool.submit(compile_one, families[symbol], *task): symbol for symbol, task in missing.items()}
+            for future in as_completed(futures):
+                done[futures[future]] = _result(future)
+                progress(futures[future])
+    return {k.symbol: json.loads(done[k.symbol]) for k in kernels}
+
+
+def _result(future: Future[bytes]) -> bytes:
+    try:
+        return future.result()
+    except KernelRefused as error:
+        raise ModuleRefused(str(error)) from None
+
+
+def compile_one(family: str, text: str, schedule: tuple[tuple[str, int], ...], chip: str, root: str) -> bytes:
+    """The binary of one tile module as JSON, from the cache or made now; runs in a worker process."""
+    return Cache(Path(root)).get_or_make(_key(text, schedule, chip), lambda: _binary(family, text, dict(schedule), chip))
+
+
+def _binary(family: str, text: str, schedule: dict[str, int], name: str) -> bytes:
+    from tapeout.codegen.nvidia.emit import EmitError, emit
+    from tapeout.codegen.nvidia.facts import chip
+    from tapeout.codegen.nvidia.report import after
+    from tapeout.codegen.nvidia.toolchain import ToolchainError, compile_cubin
+
+    try:
+        source = emit(text)
+        made = compile_cubin(source, chip(name), schedule)
+    except (EmitError, ToolchainError) as error:
+        raise KernelRefused(str(error)) from None
+    problems = after(family, made.report, chip(name))
+    if problems:
+        raise KernelRefused(f"kernel {source.name} for {name}: {'; '.join(problems)}")
+    report = made.report
+    facts = {
+        "function": made.name,
+        "warps": made.warps,
+        "shared_bytes": made.shared_bytes,
+        "registers": report.registers,
+        "spills": report.spill_stores + report.spill_loads,
+        "local_bytes": report.stack_bytes,
+        "occupancy": report.occupancy,
+        "scratch": made.global_scratch_bytes,
+    }
+    content = {"facts": facts, "cubin": base64.b64encode(made.cubin).decode(), "ptx": made.ptx, "source": source.text}
+    return json.dumps(content, sort_keys=True).encode()
+
+
+def _key(text: str, schedule: tuple[tuple[str, int], ...], chip: str) -> str:
+    found = versions()
+    return key_of("cubin", text, repr(schedule), chip, found.triton, found.assembler, found.emitter)
+
+
+@cache
+def versions() -> Versions:
+    """Versions of the tools, and a hash of the sources that print and compile kernels."""
+    import tapeout.codegen.nvidia as package
+    import tapeout.dialects.tile as dialect
+    from tapeout.codegen.nvidia.toolchain import probe
+
+    digest = hashlib.sha256()
+    for path in [*sorted(Path(package.__path__[0]).glob("*.py")), Path(dialect.__file__)]:
+        if path.name != "schedules.py":
+            digest.update(path.name.encode() + path.read_bytes())
+    triton = probe()
+    version, cuda = _assembler(triton.folder)
+    return Versions(triton.version, version, digest.hexdigest(), cuda)
+
+
+def _assembler(triton: Path) -> tuple[str, tuple[int, int]]:
+    """Version and CUDA release (major, minor) of the assembler that Triton brings for these chips. Raises ToolchainMissing."""
+    folder = triton / "backends" / "nvidia" / "bin"
+    tool = next((folder / name for name in ("ptxas-blackwell", "ptxas") if (folder / name).is_file()), None)
+    if tool is None:
+        raise ToolchainMissing(f"found no assembler in {folder}; compiling for NVIDIA needs ptxas: pip install --force-reinstall triton")
+    said = subprocess.run([tool, "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"release (\d+)\.(\d+), V([\d.]+)", said)
+    if found is None:
+        raise ToolchainMissing(f"found an assembler that tells no version, {tool}; compiling for NVIDIA needs ptxas 12.8 or later")
+    return found[3], (int(found[1]), int(found[2]))

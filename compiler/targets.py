@@ -1,0 +1,55 @@
+"""The targets of a compile: what each needs, makes and says of itself. A new target is one row here and one module beside this file.
+
+An artifact holds one target; a compile for several shares the graph and its passes up to kernel selection (driver.py).
+"""
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from tapeout.codegen.lower_to_tile import TileKernel
+from tapeout.compiler.cache import Cache
+from tapeout.runtime.artifact import Binary, CpuLevel, GpuLevel
+
+if TYPE_CHECKING:
+    from tapeout.compiler.settings import Settings
+
+Progress = Callable[[str], None]
+"""Called with the symbol of each kernel that is done."""
+
+Grid = tuple[int, int, int]
+
+MODULES = {"cpu": "target_cpu", "sm90": "target_nvidia", "sm100": "target_nvidia", "sm103": "target_nvidia"}
+"""The module of `tapeout.compiler` that builds for a target."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a target made of the kernels: files by path inside the artifact, compiled facts by symbol, versions that decided the bytes."""
+
+    files: dict[str, bytes]
+    toolchain: dict[str, str]
+    binaries: dict[str, Binary] = field(default_factory=dict)
+
+
+class Target(Protocol):
+    """What the driver asks of a target."""
+
+    def require(self) -> None:
+        """Raises ToolchainMissing at once where a tool of the target is absent: what was found, what is needed."""
+
+    def levels(self, settings: "Settings") -> tuple[CpuLevel, GpuLevel | None]:
+        """What the machine that runs the artifact must have."""
+
+    def grid(self, kernel: TileKernel, rows: int) -> Grid | None:
+        """Instances of a launch whose count is at most `rows`; None where kernels find their own at run time."""
+
+    def build(self, kernels: Sequence[TileKernel], settings: "Settings", store: Cache, progress: Progress) -> Built | None:
+        """Compiles and, where the target has one, links; None where `stop_after` ends the compile in between."""
+
+
+def target_of(name: str) -> Target:
+    """The target called `name`, one of MODULES."""
+    made: Target = importlib.import_module(f"tapeout.compiler.{MODULES[name]}").target(name)
+    return made

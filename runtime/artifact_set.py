@@ -1,0 +1,96 @@
+"""Several artifacts of one compile: a folder that holds one artifact for each target, named after it; and which of them a device runs.
+
+A set is written whole or not at all. What is inside each folder is `artifact.py`'s business.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal
+
+from tapeout.runtime.artifact import MANIFEST, Artifact, ArtifactData, load_artifact, move_into_place, write_artifact
+from tapeout.runtime.errors import ArtifactFolderMissing, ArtifactOccupied, TapeoutError, TargetMissing
+
+DeviceName = Literal["cpu", "cuda"]
+CHIPS = {"sm90": (9, 0), "sm100": (10, 0), "sm103": (10, 3)}
+"""Compute capabilities of the targets that are GPUs."""
+
+Capability = Callable[[], tuple[int, int] | None]
+
+
+def write_set(directory: Path | str, parts: Mapping[str, tuple[ArtifactData, Mapping[str, bytes]]]) -> Path:
+    """Writes one artifact a target into `directory`/target; a set that is there already is replaced. Raises ArtifactOccupied."""
+    directory = Path(directory)
+    if directory.exists() and not _replaceable(directory):
+        raise ArtifactOccupied(str(directory), "something besides artifacts", "nothing, an empty folder or a compile's artifacts")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    try:
+        for target, (data, files) in parts.items():
+            write_artifact(aside / target, data, files)
+        aside.chmod(0o755)
+        move_into_place(aside, directory)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return directory
+
+
+def _replaceable(directory: Path) -> bool:
+    return directory.is_dir() and all((path / MANIFEST).is_file() for path in directory.iterdir())
+
+
+def members(directory: Path | str) -> dict[str, Path]:
+    """Artifact folders by target: those of a set, or the one that `directory` itself is. Raises ArtifactFolderMissing."""
+    directory = Path(directory)
+    if (directory / MANIFEST).exists() or not directory.is_dir():
+        return {_target(directory): directory}
+    found = {path.name: path for path in sorted(directory.iterdir()) if (path / MANIFEST).is_file()}
+    if not found:
+        raise ArtifactFolderMissing(str(directory), f"a folder without {MANIFEST}")
+    return found
+
+
+def _target(directory: Path) -> str:
+    """What a manifest says of its target; what is wrong with it is said when it is loaded."""
+    try:
+        targets = json.loads((directory / MANIFEST).read_bytes())["targets"]
+        return str(targets[0])
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return "cpu"
+
+
+def open_artifact(directory: Path | str, device: DeviceName | None = None, capability: Capability | None = None) -> Artifact:
+    """Loads the artifact of a folder that fits `device`; without one, a GPU's where this machine has that GPU, else the CPU's.
+
+    Raises ArtifactError. `capability` replaces what the GPU driver says.
+    """
+    found = members(directory)
+    target = _chosen(found, device, capability or _present)
+    if target is None:
+        wanted = {"cpu": "cpu", "cuda": " or ".join(CHIPS), None: f"cpu or {' or '.join(CHIPS)}"}[device]
+        raise TargetMissing(str(directory), ", ".join(found), wanted)
+    return load_artifact(found[target], target=target)
+
+
+def _chosen(found: Mapping[str, Path], device: DeviceName | None, capability: Capability) -> str | None:
+    """The target to run; of several GPUs' the one of this machine, else the first, which the device then refuses with what it found."""
+    gpus = [target for target in found if target in CHIPS]
+    here = capability() if len(found) > 1 and gpus and device != "cpu" else None
+    fitting = [target for target in gpus if CHIPS[target] == here]
+    if device == "cuda":
+        return next(iter([*fitting, *gpus]), None)
+    if device == "cpu":
+        return "cpu" if "cpu" in found else None
+    return next(iter([*fitting, *(["cpu"] if "cpu" in found else []), *gpus]), None)
+
+
+def _present() -> tuple[int, int] | None:
+    """The compute capability of this machine's first GPU; None without GPU or driver."""
+    from tapeout.runtime.device.cuda import capability, load_driver
+
+    try:
+        return capability(load_driver())
+    except TapeoutError:
+        return None

@@ -1,0 +1,466 @@
+"""The scheduler: one core for synchronous and asynchronous driving. `propose` makes the next step, `commit` (commit.py) applies a result.
+
+A step takes decode rows first, then pieces of prompts up to the row and time budget. Memory is taken here, piece by piece, within what the
+ledger promised; when decoding needs a block and none is left, somebody cheap gives way. Nothing depends on whether earlier steps were
+committed already, except which tokens are known by number. docs/runtime.md, 3.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import chain as joined
+from math import inf
+
+import numpy as np
+
+from tapeout.runtime import cost
+from tapeout.runtime.blocks import BlockPool, Named
+from tapeout.runtime.columns import Columns
+from tapeout.runtime.commit import committed, lost
+from tapeout.runtime.errors import OptionRefused
+from tapeout.runtime.fairness import urgency, victim
+from tapeout.runtime.planner import Memory, Plan, Rules, assumed_rates, compat
+from tapeout.runtime.planner import plan as planned
+from tapeout.runtime.prefix import Hit, PrefixIndex, boundary_outside
+from tapeout.runtime.replay import Mode
+from tapeout.runtime.request import Event, Status
+from tapeout.runtime.request import Sequence as Branch
+from tapeout.runtime.roster import Chores, Roster
+from tapeout.runtime.state import SlotPool
+from tapeout.runtime.stats import Statistics
+from tapeout.runtime.step import Draws, FollowingRows, Int64, KnownRows, Piece, Restore, Save, Step, StepResult
+from tapeout.runtime.trace import Recorder
+
+NOBODY = np.zeros(0, np.int64)
+MOST_PASSED = 256  # prompts of tenants at their cap that are passed over in one step
+
+
+@dataclass(frozen=True)
+class SchedulerOptions:
+    """Bounds and choices. Rows are of one step; `step_ms` bounds the predicted time of a step's prompt pieces, None: rows alone do.
+
+    `drafts`: the most that the device verifies for a sequence. `plan`: "all", or "compat" or "ours" with measured `decode_times`.
+    `prompt_rows`: what drafts leave to prompts that wait. `overtakers`: waiting prompts that may be tried behind one that does not fit.
+    `min_run_steps`: a preempted request is spared for so long. `copy_slack`: rows that a sequence may have in flight when its state is
+    copied for another branch (the ring's backtracking); None: the device cannot copy, branches compute their prompts themselves.
+    """
+
+    max_rows: int
+    max_context: int
+    max_outputs: int | None = None
+    drafts: int = 0
+    plan: str = "all"
+    decode_times: cost.DecodeTable | None = None
+    chunk_tokens: int | None = None
+    alignment: int = cost.CHUNK_ALIGNMENT
+    step_ms: float | None = None
+    prompt_rows: int | None = None
+    max_wait_ms: float = 10_000.0
+    overtakers: int = 8
+    min_run_steps: int = 8
+    tenant_sequences: int | None = None
+    copy_slack: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_rows", 1), ("max_context", 1), ("alignment", 1), ("drafts", 0), ("overtakers", 0), ("min_run_steps", 0)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise OptionRefused(f"SchedulerOptions.{name}", repr(value), f"a whole number of at least {least}")
+        if self.alignment > self.max_rows:
+            raise OptionRefused("SchedulerOptions.alignment", self.alignment, f"at most max_rows, {self.max_rows}",
+                                remedy="allow more rows in a step, or smaller blocks")  # fmt: skip
+        if self.plan not in ("all", "compat", "ours"):
+            raise OptionRefused("SchedulerOptions.plan", self.plan, "all, compat or ours")
+
+
+class _Verdict(Enum):
+    ADMITTED = 1
+    DOES_NOT_FIT = 2
+    NO_SLOT = 3
+    CAPPED = 4
+
+
+class Scheduler:
+    """Requests in, steps out, results in, events out. Not thread safe; `roster` has the requests."""
+
+    def __init__(self, options: SchedulerOptions, pool: BlockPool, slots: int, prefix: PrefixIndex | None = None, *, eos_id: int | None = None,
+                 clock: Callable[[], float], recorder: Recorder | None = None) -> None:  # fmt: skip
+        self.options, self.eos_id, self.prefix, self.pool = options, eos_id, prefix, pool
+        self.columns = Columns(slots, options.drafts)
+        self.statistics = Statistics()
+        self.roster = Roster(pool, SlotPool(slots), self.columns, prefix, options.max_wait_ms / 1e3, clock, self.statistics, recorder)
+        self.roster.max_context, self.roster.drafts, self.roster.copy_slack = options.max_context, options.drafts, options.copy_slack
+        self.prefill_fit, self.decode_fit = cost.new_prefill_fit(), cost.new_fit([1, 64])
+        self.last_plan: Plan | None = None
+        self.number = 0
+        self._memory = Memory()
+        self._proposed_s: dict[int, float] = {}
+
+    @property
+    def has_work(self) -> bool:
+        """Says whether there is something to run or to report, now or once steps in flight are committed."""
+        roster = self.roster
+        return bool(roster.waiting or roster.prefilling or roster.decoding or roster.events)
+
+    def events(self) -> list[Event]:
+        """What has happened since the last call, in order."""
+        events, self.roster.events = self.roster.events, []
+        return events
+
+    # -- proposing
+
+    def propose(self) -> Step | None:
+        """The next step, or None if there is nothing to run now."""
+        now = self.roster.clock()
+        self.roster.expire(now)
+        slots, widths = self._decode_rows()
+        drafts = int(widths.sum()) - len(slots)
+        draft_total = self._draft_total(slots, drafts)
+        rows = self.options.max_rows - len(slots) - (drafts if draft_total is None else draft_total)
+        pieces, saves = self._pieces(now, rows, self.options.max_rows - rows)
+        if not len(slots) and not pieces:
+            return None
+        return self._step(slots, widths, draft_total, pieces, saves, now)
+
+    def commit(self, step: Step, result: StepResult) -> None:
+        """Applies what a step gave: tokens join their sequences, full blocks get names, those that ended leave."""
+        started = self._proposed_s.pop(step.number, None)
+        committed(self.roster, step, result, self.eos_id)
+        self.statistics.observe_step(step, result, self.roster.slots.count)
+        if self.roster.recorder is not None and started is not None:
+            tokens = int(result.counts.sum())
+            self.roster.recorder.stepped(step.number, started, self.roster.clock(), int(result.widths.sum()), step.prompt_rows, tokens)
+        if self.options.step_ms is not None:
+            self._learn(step, result)
+
+    def lose(self, step: Step, reason: str) -> None:
+        """Ends the requests of a step that the device lost; the others are unharmed."""
+        self._proposed_s.pop(step.number, None)
+        lost(self.roster, step, reason)
+
+    # -- decode rows
+
+    def _decode_rows(self) -> tuple[Int64, Int64]:
+        """Slots that get rows and the most rows of each; blocks for them are taken."""
+        columns = self.columns
+        if not self.roster.decoding:
+            return NOBODY, NOBODY
+        slots = np.fromiter(self.roster.decoding, np.int64, len(self.roster.decoding))
+        left = columns.stop_at[slots] - columns.length[slots] - columns.steps[slots]
+        if left.min() < 1:  # steps in flight already end these
+            slots, left = slots[left > 0], left[left > 0]
+        most = min(self.options.max_rows, self.options.max_outputs or self.options.max_rows)
+        if len(slots) > most:
+            first = self.number * most % len(slots)
+            chosen = np.arange(first, first + most) % len(slots)
+            slots, left = slots[chosen], left[chosen]
+        widths = np.minimum(1 + columns.most_drafts[slots], left) if self.options.drafts else np.ones(len(slots), np.int64)
+        if self.options.drafts:
+            widths = _within(widths, self._draft_rows(len(slots)))
+        top = columns.length[slots] - 1 + columns.pending[slots] + widths
+        room = columns.capacity[slots]
+        if (top > room).any():
+            return self._grown(slots, widths, top, room)
+        return slots, widths
+
+    def _draft_rows(self, sequences: int) -> int:
+        """Rows that drafts may take: what is left, but for a share of prompts that wait or are under way."""
+        left = min(self.options.max_rows, self.options.max_outputs or self.options.max_rows) - sequences
+        if self.roster.prefilling or self.roster.waiting:
+            share = self.options.prompt_rows if self.options.prompt_rows is not None else self.options.max_rows // 4
+            left -= max(share, self.options.alignment)
+        return max(0, left)
+
+    def _grown(self, slots: Int64, widths: Int64, top: Int64, room: Int64) -> tuple[Int64, Int64]:
+        """Takes blocks for those that need them, oldest first; who does not even get one row's worth gives way or is waited for."""
+        widths, branches = widths.copy(), [self.roster.by_slot[slot] for slot in slots.tolist()]
+        limit = self.pool.tokens_per_slot
+        for i in np.flatnonzero(top > room).tolist():
+            branch, slot = branches[i], int(slots[i])
+            if branch is None or branch.slot != slot:
+                continue
+            wanted = min(int(top[i]), limit)
+            least = min(int(top[i] - widths[i]) + 1, limit)
+            if self.pool.blocks_for(wanted) - self.pool.held_count(slot) > self.pool.unpromised_blocks:
+                wanted = max(least, min(wanted, int(room[i])))
+                widths[i] = max(1, wanted - least + 1)
+                if wanted > room[i] and not self._make_room(branch, slot, wanted):
+                    continue
+            self.pool.reserve(slot, wanted)
+            self.columns.capacity[slot] = self.pool.held_count(slot) * self.pool.block_tokens
+        stays = np.array([branch is not None and branch.slot == slot for branch, slot in zip(branches, slots.tolist(), strict=True)])
+        return slots[stays], widths[stays]
+
+    def _make_room(self, branch: Branch, slot: int, tokens: int) -> bool:
+        """Preempts until `slot` can hold `tokens`. False if the sequence itself had to give way, or can never go on."""
+        while self.pool.blocks_for(tokens) - self.pool.held_count(slot) > self.pool.unpromised_blocks:
+            candidates = [(b, self._cost_of_recompute(b)) for b in self._running()]
+            chosen = victim(candidates, self.number, self.options.min_run_steps) if len(candidates) > 1 else branch
+            if chosen is branch and len(candidates) == 1:
+                self.roster.finish(branch, Status.PREEMPTED)
+                return False
+            if chosen is None:
+                return False
+            self.roster.preempt(chosen)
+            if chosen is branch:
+                return False
+        return True
+
+    def _running(self) -> list[Branch]:
+        return list(joined(self.roster.decoding.values(), self.roster.prefilling.values()))
+
+    def _cost_of_recompute(self, branch: Branch) -> int:
+        """Rows that computing a sequence again takes: what is not in named blocks, and the replay of a window behind those."""
+        slot = branch.slot if branch.slot is not None else 0
+        computed = int(self.columns.length[slot]) - 1 if slot in self.roster.decoding else branch.computed
+        kept = int(self.columns.named[slot]) * self.pool.block_tokens
+        if self.prefix is None or kept <= self.prefix.rules.window:
+            return computed
+        return max(0, computed - kept) + self.prefix.rules.window
+
+    def _draft_total(self, slots: Int64, drafts: int) -> int | None:
+        """How many drafts this step verifies, from confidences of the step before the last; None verifies all."""
+        table = self.options.decode_times
+        if self.options.plan == "all" or table is None or not len(slots) or not drafts:
+            return None
+        columns, width = self.columns, self.options.drafts
+        # A rate counts if its step lies two back: synchronous driving knows newer ones and must not use them (the information barrier).
+        old = np.where(columns.rated[0, slots] <= self.number - 2, 0, 1)
+        rates, known = columns.rates[old, slots], columns.rated[old, slots] >= 0
+        budget = assumed_rates(rates, known, np.ones(len(slots), np.bool_))
+        times = cost.step_times(table, len(slots), len(slots) * width, context=float(columns.length[slots].mean()))
+        if self.options.plan == "compat":
+            self.last_plan = compat(budget, budget, times)
+        else:
+            self.last_plan, self._memory = planned(self._memory, Rules(), budget, budget, times)
+        return min(drafts, self.last_plan.rows - len(slots))
+
+    # -- prompt pieces
+
+    def _pieces(self, now: float, rows: int, outputs: int) -> tuple[list[Piece], list[Save]]:
+        """Pieces of prompts in the order of urgency while rows, time and outputs remain."""
+        roster = self.roster
+        pieces: list[Piece] = []
+        saves: list[Save] = []
+        aside: list[Branch] = []
+        outputs_left = (self.options.max_outputs or self.options.max_rows) - outputs
+        left_ms = inf if self.options.step_ms is None else self.options.step_ms - self._decode_ms(outputs)
+        under_way = sorted(roster.prefilling.values(), key=lambda b: urgency(b, now, inf), reverse=True)
+        may_admit = True
+        while rows > 0 and outputs_left > 0 and (under_way or (may_admit and roster.waiting)):
+            branch = roster.waiting.first(now) if may_admit else None
+            if under_way and (branch is None or urgency(under_way[-1], now, inf) <= urgency(branch, now, roster.waiting.max_wait_s)):
+                branch = under_way.pop()
+            elif branch is not None:
+                verdict = self._admit(branch, rows, left_ms, now)
+                if verdict in (_Verdict.DOES_NOT_FIT, _Verdict.CAPPED):
+                    is_old = urgency(branch, now, roster.waiting.max_wait_s)[0] == 0
+                    may_admit = len(aside) < MOST_PASSED if verdict is _Verdict.CAPPED else not is_old and len(aside) < self.options.overtakers
+                    roster.waiting.leave(branch)
+                    aside.append(branch)
+                if verdict is _Verdict.NO_SLOT:
+                    may_admit = False
+                if verdict is not _Verdict.ADMITTED:
+                    continue
+            else:
+                break
+            piece = self._cut(branch, rows, left_ms, is_first=not pieces)
+            if piece is None:
+                continue
+            pieces.append(piece)
+            rows, outputs_left = rows - len(piece.tokens), outputs_left - piece.yields
+            left_ms -= self._piece_ms(piece)
+            saves += self._saves(branch, piece)
+        for branch in aside:
+            roster.waiting.join(branch)
+        return pieces, saves
+
+    def _admit(self, branch: Branch, rows: int, left_ms: float, now: float) -> _Verdict:
+        """Gives a waiting prompt its place if a slot is free, its blocks can be promised, and a piece of it fits this step."""
+        roster, pool, request = self.roster, self.pool, branch.request
+        cap = self.options.tenant_sequences
+        if not len(roster.slots):
+            return _Verdict.NO_SLOT
+        if cap is not None and roster.tenants[request.tenant] >= cap:
+            return _Verdict.CAPPED
+        hit = self._looked_up(branch)
+        first = hit.plan.first_row if hit is not None else 0
+        if not self._chunk(branch, first, rows, left_ms):
+            return _Verdict.NO_SLOT
+        shared = () if hit is None else hit.blocks
+        needed = pool.blocks_for(branch.target) - len(shared) + sum(map(pool.is_cached, shared))
+        growth = len(roster.decoding)  # each may need a block soon
+        if needed + (growth if roster.decoding or roster.prefilling else 0) > pool.unpromised_blocks:
+            return _Verdict.DOES_NOT_FIT
+        roster.admit(branch, hit, self.number, now)
+        if hit is not None and self.prefix is not None:
+            self.prefix.count(hit)
+            self._put_back(branch, hit)
+        return _Verdict.ADMITTED
+
+    def _looked_up(self, branch: Branch) -> Hit | None:
+        """What is cached of a prompt. Entries on disk are read now; a damaged one shortens the hit."""
+        if self.prefix is None:
+            return None
+        request, tokens = branch.request, branch.tokens
+        while True:
+            hit = self.prefix.lookup(tokens, request.images, request.tenant, request.id, branch.keys)
+            payload = None
+            if hit.plan.restore_at is not None and self.prefix.snapshots is not None:
+                payload = self.prefix.snapshots.get(branch.keys[hit.plan.restore_at // self.pool.block_tokens - 1])
+                if payload is None:
+                    continue  # the damaged or expired snapshot is gone: look again
+            stored = [self.prefix.disk.get("block", key) if self.prefix.disk is not None else None for key in hit.loads]
+            if all(entry is not None for entry in stored):
+                return hit
+
+    def _put_back(self, branch: Branch, hit: Hit) -> None:
+        """Schedules what the device must load before the prompt's first row."""
+        prefix, slot, chores = self.prefix, branch.slot, self.roster.chores
+        if prefix is None or slot is None:
+            return
+        if hit.loads and prefix.disk is not None:
+            self.pool.reserve(slot, hit.tokens)
+            for block, key in zip(self.pool.held(slot)[len(hit.blocks) :], hit.loads, strict=True):
+                stored = prefix.disk.get("block", key)
+                if stored is None:
+                    raise RuntimeError(f"internal: block {key.hex()} left the disk between two reads")
+                self.pool.publish(block, Named(key, stored.lineage, stored.session))
+                chores.loads.append((block, stored.payload))
+                if stored.lineage is not None:
+                    branch.lineage = max(branch.lineage or 0, stored.lineage)
+            self.statistics.counts.blocks_loaded += len(hit.loads)
+        if hit.plan.restore_at is not None and prefix.snapshots is not None:
+            found = prefix.snapshots.get(branch.keys[hit.plan.restore_at // self.pool.block_tokens - 1])
+            if found is not None:
+                chores.restores.append(Restore(slot, hit.plan.restore_at, found.payload))
+                branch.lineage = found.lineage if branch.lineage is None else branch.lineage
+                self.statistics.counts.snapshots_restored += 1
+
+    def _chunk(self, branch: Branch, start: int, rows: int, left_ms: float, is_first: bool = True) -> int:
+        """Rows of a prompt from `start` on that fit now; 0 for none. A cut never falls inside an image."""
+        todo, options = branch.target - start, self.options
+        most = min(rows, cost.STEP_TOKENS, options.chunk_tokens or rows)
+        keep = self.prefix.rules.keep if self.prefix is not None and self.prefix.rules.mode is Mode.COMPACT else 0
+        size = cost.chunk(self.prefill_fit, start, todo, left_ms=left_ms, keep=keep, step_tokens=most, alignment=1)
+        if size < todo:  # a piece that does not end its prompt ends where a block does
+            size = max(0, (start + size) // options.alignment * options.alignment - start)
+        smallest = options.alignment - start % options.alignment
+        if not size and left_ms < inf and is_first and rows >= smallest:
+            size = min(todo, smallest)  # where nothing fits the time, the smallest piece runs: prompts must not starve
+        return self._outside_images(branch, start, size, rows, is_first) if size < todo else size
+
+    def _outside_images(self, branch: Branch, start: int, size: int, rows: int, is_first: bool) -> int:
+        for image in branch.request.images:
+            if image.start < start + size < image.end:
+                whole = image.end - start
+                return whole if is_first and whole <= rows else max(0, image.start - start)
+        return size
+
+    def _cut(self, branch: Branch, rows: int, left_ms: float, is_first: bool) -> Piece | None:
+        """The next piece of a prompt, with blocks for it; None if nothing of it fits."""
+        slot, start = branch.slot, branch.scheduled
+        size = self._chunk(branch, start, rows, left_ms, is_first)
+        if not size or slot is None:
+            return None
+        size = self._until_snapshot(branch, start, size)
+        end = start + size
+        self.pool.reserve(slot, end)
+        columns = self.columns
+        columns.capacity[slot] = self.pool.held_count(slot) * self.pool.block_tokens
+        branch.scheduled = end
+        self.roster.waiting.served(branch, size)
+        is_last = end == branch.target
+        yields = is_last and branch.request.params.max_tokens > 0
+        if is_last:
+            del self.roster.prefilling[slot]
+            self.roster.decoding[slot] = branch
+            columns.steps[slot] += 1
+            columns.pending[slot] += 1
+            if not yields:
+                columns.stop_at[slot] = 0  # no row will ever follow
+        return Piece(branch, slot, int(columns.epoch[slot]), start, branch.tokens[start:end], is_last, yields, branch.replay)
+
+    # -- snapshots
+
+    def _until_snapshot(self, branch: Branch, start: int, size: int) -> int:
+        """Cuts a piece at the prompt's last block boundary if the window state there shall be kept."""
+        boundary = self._wanted_snapshot(branch)
+        return boundary - start if boundary is not None and start < boundary < start + size else size
+
+    def _wanted_snapshot(self, branch: Branch) -> int | None:
+        prefix = self.prefix
+        if prefix is None or prefix.snapshots is None or not branch.keys:
+            return None
+        boundary = boundary_outside(branch.request.images, branch.target, self.pool.block_tokens)
+        if not boundary or not prefix.may_keep_snapshot(branch.replay, boundary):
+            return None
+        return None if branch.keys[boundary // self.pool.block_tokens - 1] in prefix.snapshots else boundary
+
+    def _saves(self, branch: Branch, piece: Piece) -> list[Save]:
+        end = piece.start + len(piece.tokens)
+        if self._wanted_snapshot(branch) != end:
+            return []
+        key = branch.keys[end // self.pool.block_tokens - 1]
+        return [Save(piece.slot, end, key, branch.lineage, branch.request.id)]
+
+    # -- cost
+
+    def _decode_ms(self, rows: int) -> float:
+        return float(self.decode_fit.values @ np.array([1.0, rows])) if rows else 0.0
+
+    def _piece_ms(self, piece: Piece) -> float:
+        if self.options.step_ms is None:
+            return 0.0
+        alone = cost.prefill_ms(self.prefill_fit, [cost.Piece(len(piece.tokens), piece.start, _kept(piece))])
+        return alone - cost.prefill_ms(self.prefill_fit, [])
+
+    def _learn(self, step: Step, result: StepResult) -> None:
+        """Fits the costs to a committed step: decode steps their own, prompt pieces what is beyond that."""
+        rows = int(result.widths.sum())
+        if not step.pieces:
+            self.decode_fit = cost.observed(self.decode_fit, [1, rows], result.ms)
+            return
+        pieces = [cost.Piece(len(p.tokens), p.start, _kept(p)) for p in step.pieces]
+        ms = max(0.0, result.ms - self._decode_ms(rows))
+        self.prefill_fit = cost.observed(self.prefill_fit, cost.prefill_features(pieces), ms)
+
+    # -- putting a step together
+
+    def _step(self, slots: Int64, widths: Int64, draft_total: int | None, pieces: Sequence[Piece], saves: Sequence[Save], now: float) -> Step:
+        columns, roster = self.columns, self.roster
+        follows = columns.steps[slots] > 0
+        if follows.any() and not follows.all():
+            order = np.argsort(follows, kind="stable")
+            slots, widths, follows = slots[order], widths[order], follows[order]
+        known = slots[~follows]
+        branches = [roster.by_slot[slot] for slot in slots.tolist()]
+        columns.steps[slots] += 1
+        columns.pending[slots] += widths
+        chores, roster.chores = roster.chores, Chores()
+        drawn = slots if not pieces else np.concatenate([slots, np.array([p.slot for p in pieces if p.yields], np.int64)])
+        step = Step(
+            self.number, branches, slots, columns.epoch[slots], widths,  # type: ignore[arg-type]
+            KnownRows(known, columns.length[known] - 1, columns.last[known]), FollowingRows(slots[follows]), draft_total, pieces,
+            Draws(columns.temperature[drawn], columns.top_k[drawn], columns.top_p[drawn], columns.seed[drawn]),
+            chores.block_copies, chores.slot_copies, chores.loads, chores.restores, saves,
+        )  # fmt: skip
+        self._proposed_s[self.number] = now
+        self.number += 1
+        return step
+
+
+def _within(widths: Int64, drafts: int) -> Int64:
+    """Widths with at most `drafts` drafts in all, shared evenly from the first sequence on."""
+    if int(widths.sum()) - len(widths) <= drafts:
+        return widths
+    each, more = divmod(drafts, len(widths))
+    shared: Int64 = np.minimum(widths, 1 + each + (np.arange(len(widths)) < more))
+    return shared
+
+
+def _kept(piece: Piece) -> int:
+    """Rows of a piece that the decoder half runs beside the encoder; 0 where it runs all, as then nothing tells the two apart."""
+    if piece.plan is None or piece.plan.rules.mode is not Mode.COMPACT:
+        return 0
+    return max(0, piece.start + len(piece.tokens) - max(piece.plan.keep_from, piece.start))

@@ -1,0 +1,82 @@
+"""Every kernel's emitted Triton source against its op's meaning: the cases of tests/codegen/kernels, run in Triton's interpreter.
+
+The same test functions are collected once more, with an NVIDIA target's schedule rows: awkward sizes, poisoned rows and states come with them.
+By default fewer row counts; all of them, and the slowest cases, are marked full.
+"""
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import pytest
+
+from tapeout.codegen.launch_grid import module_grid_at
+from tapeout.codegen.nvidia.emit import emit_module
+from tapeout.codegen.nvidia.facts import SM90
+from tapeout.codegen.nvidia.schedules import schedule_for
+from tests.codegen import kernels
+from tests.codegen.kernels.harness import BEHIND, INTERPRETED, ROWS, TARGET, Target
+from tests.codegen.nvidia import triton_interpreter
+
+FEW_ROWS = (0, 1, 17)
+SLOW = ("test_ties_at_the_border_are_cut_by_id", "test_attend_rotate_is_attend_then_rotate")
+
+
+def run_emitted(module: Any, arrays: dict[str, Any]) -> None:
+    """The kernel's Triton source on named arrays, launched as for a bucket above the count."""
+    with module.context:
+        source, grid = emit_module(module), module_grid_at(module, int(arrays["count"][0]) + BEHIND)
+    triton_interpreter.run(source, arrays, grid)
+
+
+@contextmanager
+def emitted(test: Callable[..., None], rows: tuple[int, ...]) -> Iterator[None]:
+    """Cases that are made and run inside are emitted ones, with `rows` as the row counts of the test's file."""
+    names, before = test.__globals__, test.__globals__.get("ROWS")
+    token = TARGET.set(Target(schedule_for(SM90), run_emitted))
+    if before is not None:
+        names["ROWS"] = rows
+    try:
+        yield
+    finally:
+        TARGET.reset(token)
+        if before is not None:
+            names["ROWS"] = before
+
+
+def _again(test: Callable[..., None], rows: tuple[int, ...], full: bool) -> Callable[..., None]:
+    @wraps(test)
+    def run(**given: Any) -> None:
+        with emitted(test, rows):
+            test(how=INTERPRETED, **given)
+
+    del run.__wrapped__
+    signature = inspect.signature(test)
+    run.__signature__ = signature.replace(parameters=[p for name, p in signature.parameters.items() if name != "how"])
+    marks = [m for m in getattr(test, "pytestmark", []) if not (m.name == "parametrize" and m.args[0] == "how")]
+    run.pytestmark = [*marks, *([pytest.mark.full.mark] if full else [])]
+    return run
+
+
+def _collect() -> None:
+    for name in sorted(m.name for m in pkgutil.iter_modules(kernels.__path__) if m.name.startswith("test_")):
+        module = importlib.import_module(f"tests.codegen.kernels.{name}")
+        for label, test in list(vars(module).items()):
+            if label.startswith("test_") and inspect.isfunction(test) and "how" in inspect.signature(test).parameters:
+                file = name.removeprefix("test_")
+                globals()[f"{label}__{file}"] = _again(test, FEW_ROWS, label in SLOW)
+                if "ROWS" in inspect.getsource(test) and label not in SLOW:
+                    globals()[f"{label}__{file}__all_rows"] = _again(test, ROWS, True)
+
+
+_collect()
+
+
+def test_cases_are_collected():
+    """Every family's file brings cases; none would mean that nothing is checked here."""
+    found = {name.split("__")[1] for name in globals() if name.startswith("test_") and "__" in name}
+    assert found >= {"linear", "experts", "attention", "selection", "sampling", "norms", "rope", "streams", "tables", "movement", "engram", "draft"}

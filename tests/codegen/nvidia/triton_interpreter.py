@@ -1,0 +1,99 @@
+"""Runs emitted Triton source on numpy arrays in Triton's own interpreter: no GPU, no compiler, no tensors of another library.
+
+The source that is compiled is the source that is run. Three functions of the interpreter are replaced by exact ones: conversions between
+floats (it truncates where it narrows), products of BF16 (it multiplies their bits) and compares of overflow, which wrapping sums would trip.
+Triton decides when it is imported whether it interprets: this module must be first, and compiles run in other processes.
+"""
+
+import importlib.util
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tapeout.codegen.nvidia.emit import Source
+
+if "triton" in sys.modules:
+    raise RuntimeError("Triton was imported before its interpreter was asked for; tests compile in processes of their own")
+os.environ["TRITON_INTERPRET"] = "1"
+import triton.language as tl
+from triton.runtime import interpreter
+
+del os.environ["TRITON_INTERPRET"]  # processes started from here compile
+
+EXACT = {tl.bfloat16: ml_dtypes.bfloat16, tl.float8e4nv: ml_dtypes.float8_e4m3fn, tl.float16: np.float16, tl.float32: np.float32}
+
+
+def _convert_exactly(data: Any, source: Any, target: Any, rounding: Any) -> Any:
+    out = np.frombuffer(data.tobytes(), EXACT[source]).astype(np.float32).astype(EXACT[target])
+    return out.view(f"u{out.itemsize}").reshape(data.shape)
+
+
+def _decoded(operand: Any) -> Any:
+    return np.asarray(operand.data).view(EXACT[operand.dtype.scalar]).astype(np.float32)
+
+
+def _dot_exactly(self: Any, a: Any, b: Any, acc: Any, precision: Any, imprecise: Any) -> Any:
+    return interpreter.TensorHandle(np.matmul(_decoded(a), _decoded(b)) + acc.data, acc.dtype.scalar)
+
+
+def _called_in_a_kernel(self: Any, *arguments: Any, **named: Any) -> Any:
+    """tl.sum and its like: the language is patched already, doing so again for every call takes most of the time."""
+    return self.rewrite()(*arguments, **named)
+
+
+interpreter._convert_float = _convert_exactly
+interpreter.InterpretedFunction.__call__ = _called_in_a_kernel
+interpreter.InterpreterBuilder.create_dot = _dot_exactly
+interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
+
+
+def _types() -> dict[str, Any]:
+    return {"*bf16": tl.bfloat16, "*fp16": tl.float16, "*fp32": tl.float32, "*i8": tl.int8, "*i16": tl.int16, "*i32": tl.int32,
+            "*i64": tl.int64, "*fp8e4nv": tl.float8e4nv}  # fmt: skip
+
+
+@cache
+def function(text: str, name: str) -> Callable[..., None]:
+    """The kernel's function, rewritten by the interpreter for its own tensors."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{name}.py"
+        path.write_text(text)
+        spec = importlib.util.spec_from_file_location(f"emitted_{name}", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        kernel = interpreter.InterpretedFunction(getattr(module, name).fn).rewrite()
+    _patch_language(kernel)
+    return kernel
+
+
+@cache
+def _patched() -> list[Any]:
+    return []
+
+
+def _patch_language(kernel: Callable[..., None]) -> None:
+    """Once for the process, with the first kernel: this process interprets and does nothing else with Triton."""
+    if not _patched():
+        _patched().append(interpreter._patch_lang(kernel))
+
+
+def run(source: Source, arrays: Mapping[str, np.ndarray], grid: tuple[int, int, int]) -> None:
+    """Runs every instance of the grid, writing into `arrays` (contiguous, by buffer name)."""
+    kernel, types, arguments = function(source.text, source.name), _types(), []
+    for name, kind in source.parameters:
+        assert arrays[name].flags.c_contiguous, name
+        pointer = tl.pointer_type(types[kind])
+        arguments.append(tl.tensor(interpreter.TensorHandle(np.array([arrays[name].ctypes.data], np.uint64), pointer), pointer))
+    interpreter.interpreter_builder.set_grid_dim(*grid)
+    with np.errstate(all="ignore"):
+        for instance in np.ndindex(*grid):
+            interpreter.interpreter_builder.set_grid_idx(*instance)
+            kernel(*arguments)

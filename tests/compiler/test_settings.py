@@ -1,0 +1,107 @@
+"""Settings: every rule refuses, all problems come together, buckets follow from the largest step."""
+
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+
+import pytest
+
+from tapeout.compiler.errors import SettingsError
+from tapeout.compiler.settings import Settings, parse_buckets
+from tapeout.compiler.tuning import read_tuning
+
+WRONG = [
+    ({"target": "abacus"}, "--target: found abacus, expected one of cpu, sm90, sm100, sm103"),
+    ({"target": "cpu,cpu"}, "--target: found 'cpu,cpu', expected each target once"),
+    ({"cpu": "i386"}, "--cpu: found i386, expected one of x86-64-v3, native"),
+    ({"max_rows": 0, "max_sequences": 0}, "--max-rows: found 0, expected 1 to 65536"),
+    ({"max_rows": 65537}, "--max-rows: found 65537, expected 1 to 65536"),
+    ({"max_sequences": 0}, "--max-sequences: found 0, expected 1 to --max-rows (512)"),
+    ({"max_sequences": 513}, "--max-sequences: found 513, expected 1 to --max-rows (512)"),
+    ({"max_context": 0}, "--max-context: found 0, expected at least 1"),
+    ({"block_tokens": 7}, "--block-tokens: found 7, expected a multiple of 2, the widest compression ratio"),
+    ({"block_tokens": 0}, "--block-tokens: found 0, expected a multiple of 2, the widest compression ratio"),
+    ({"workspace_bytes": 1023}, "--workspace: found 1023 bytes, expected at least 1 MiB"),
+    ({"jobs": 0}, "--jobs: found 0, expected 1 to 256"),
+    ({"buckets": (16, 8, 512)}, "--row-buckets: found [16, 8, 512], expected ascending counts"),
+    ({"buckets": (16, 16, 512)}, "--row-buckets: found [16, 16, 512], expected ascending counts"),
+    ({"buckets": (0, 512)}, "--row-buckets: found [0, 512], expected ascending counts"),
+    ({"buckets": (16, 128)}, "--row-buckets: the last one is 128, expected --max-rows (512)"),
+]
+
+
+@pytest.mark.parametrize(("given", "sentence"), WRONG, ids=[next(iter(g)) + str(i) for i, (g, _) in enumerate(WRONG)])
+def test_refuses(given: dict[str, object], sentence: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        Settings(**given)  # type: ignore[arg-type]
+    assert sentence in caught.value.problems
+    assert str(caught.value) == "[C101] settings do not fit: " + "; ".join(caught.value.problems)
+
+
+def test_all_problems_come_together() -> None:
+    with pytest.raises(SettingsError) as caught:
+        Settings(target="abacus", cpu="i386", max_rows=0, max_sequences=0, max_context=0, block_tokens=1, workspace_bytes=0, jobs=0)
+    assert [p.split(":")[0] for p in caught.value.problems] == [
+        "--target",
+        "--cpu",
+        "--max-rows",
+        "--max-sequences",
+        "--max-context",
+        "--block-tokens",
+        "--workspace",
+        "--jobs",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "buckets"), [(1, (1,)), (16, (16,)), (17, (16, 17)), (128, (16, 128)), (129, (16, 128, 129)), (512, (16, 128, 512))]
+)
+def test_default_buckets(rows: int, buckets: tuple[int, ...]) -> None:
+    assert Settings(max_rows=rows, max_sequences=1).row_buckets == buckets
+
+
+def test_given_buckets_and_immutability() -> None:
+    settings = Settings(max_rows=33, buckets=(1, 33))
+    assert settings.row_buckets == (1, 33)
+    with pytest.raises(FrozenInstanceError):
+        settings.max_rows = 3  # type: ignore[misc]
+
+
+def test_parse_buckets() -> None:
+    assert parse_buckets("16,128, 512") == (16, 128, 512) and parse_buckets("") == ()
+    with pytest.raises(SettingsError) as caught:
+        parse_buckets("16;128")
+    assert caught.value.problems == ("--row-buckets: found '16;128', expected row counts as 16,128,512",)
+
+
+def test_every_setting_of_a_compile_has_a_flag() -> None:
+    from inspect import signature
+
+    from tapeout.compiler.commands.compile_ import command
+
+    spelled = {"workspace_bytes": "workspace", "buckets": "row_buckets", "tuned": "tuning"}
+    assert {spelled.get(f.name, f.name) for f in fields(Settings)} <= set(signature(command).parameters)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "cannot be read as JSON"),
+        ("[]", "found a JSON list, expected an object of requests"),
+        ('{"a": {"block": 1.5}, "b": 3}', "a: expected whole numbers by name, found {'block': 1.5}"),
+        ('{"a": {"block": true}}', "a: expected whole numbers by name, found {'block': True}"),
+    ],
+)
+def test_tuning_files_are_checked(tmp_path: Path, text: str, sentence: str) -> None:
+    path = tmp_path / "tuning.json"
+    path.write_text(text)
+    with pytest.raises(SettingsError) as caught:
+        read_tuning(path)
+    assert sentence in caught.value.problems[0] and caught.value.problems[0].startswith(f"--tuning {path}: ")
+
+
+def test_tuning_rows(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.json"
+    path.write_text('{"b": {"y": 2, "x": 1}, "a": {}}')
+    assert read_tuning(path) == (("a", ()), ("b", (("x", 1), ("y", 2)))) and read_tuning(None) == ()
+    with pytest.raises(SettingsError, match="cannot be read as JSON"):
+        read_tuning(tmp_path / "none.json")

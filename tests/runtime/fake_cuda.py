@@ -1,0 +1,198 @@
+"""A CUDA driver module for tests: its memory is host memory, its kernels are the toy library's, and it writes down what it is asked.
+
+Device addresses are those of arrays that only copies fill, so a value that was not copied is not there. Work on a stream that is captured
+is kept in the graph and done when the graph is launched. Arguments are read as the driver would read them.
+"""
+
+import ctypes
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from tapeout.runtime.device.memory import address
+
+
+class CUresult(Enum):
+    CUDA_SUCCESS = 0
+    CUDA_ERROR_OUT_OF_MEMORY = 2
+    CUDA_ERROR_NO_DEVICE = 100
+    CUDA_ERROR_INVALID_IMAGE = 200
+    CUDA_ERROR_NOT_FOUND = 500
+    CUDA_ERROR_NOT_SUPPORTED = 801
+
+
+class CUdevice_attribute(Enum):
+    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75
+    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76
+    CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97
+
+
+class CUfunction_attribute(Enum):
+    CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK = 0
+    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+
+
+class CUstream_flags(Enum):
+    CU_STREAM_NON_BLOCKING = 1
+
+
+class CUstreamCaptureMode(Enum):
+    CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1
+
+
+OK = CUresult.CUDA_SUCCESS
+Step = tuple[str, tuple[Any, ...]]
+
+
+class FakeDriver:
+    """Stands in for `cuda.bindings.driver`. `log` holds the calls in order, `library` the functions that cubins name."""
+
+    CUresult, CUdevice_attribute, CUfunction_attribute = CUresult, CUdevice_attribute, CUfunction_attribute
+    CUstream_flags, CUstreamCaptureMode = CUstream_flags, CUstreamCaptureMode
+    CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_READ_ONLY, CU_MEMHOSTALLOC_DEVICEMAP = 2, 8, 2
+
+    def __init__(self, library: ctypes.CDLL | None = None, *, capability: tuple[int, int] = (9, 0), version: int = 13000) -> None:
+        self.library, self.capability, self.version = library, capability, version
+        self.log: list[Step] = []
+        self.memory: dict[int, np.ndarray] = {}
+        self.launched: list[tuple[str, tuple[int, ...], int, tuple[int, ...]]] = []
+        self.capturing: list[Step] | None = None
+        self.limit, self.devices, self.threads, self.maps = 1 << 40, 1, 1024, True
+        self.unknown: set[str] = set()
+        self.entries = 0
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self.log]
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("cu"):
+            raise AttributeError(name)
+
+        def call(*arguments: Any) -> Any:
+            self.log.append((name, arguments))
+            return getattr(self, f"_{name}", lambda *_: (OK,))(*arguments)
+
+        return call
+
+    # -- start
+
+    def _cuInit(self, flags: int) -> Any:
+        return (OK if self.devices else CUresult.CUDA_ERROR_NO_DEVICE,)
+
+    def _cuDeviceGetCount(self) -> Any:
+        return OK, self.devices
+
+    def _cuDeviceGet(self, ordinal: int) -> Any:
+        return OK, ("device", ordinal)
+
+    def _cuDeviceGetName(self, size: int, device: Any) -> Any:
+        return OK, b"Pretend GPU\0" + b"\0" * (size - 12)
+
+    def _cuDriverGetVersion(self) -> Any:
+        return OK, self.version
+
+    def _cuDeviceGetAttribute(self, kind: CUdevice_attribute, device: Any) -> Any:
+        return OK, {75: self.capability[0], 76: self.capability[1], 97: 232448}[kind.value]
+
+    def _cuDevicePrimaryCtxRetain(self, device: Any) -> Any:
+        return OK, "context"
+
+    def _cuStreamCreate(self, flags: int) -> Any:
+        return OK, "stream"
+
+    def _cuModuleLoadData(self, content: bytes) -> Any:
+        return (OK, content) if content.startswith(b"cubin") else (CUresult.CUDA_ERROR_INVALID_IMAGE, None)
+
+    def _cuModuleGetFunction(self, module: bytes, name: bytes) -> Any:
+        return (CUresult.CUDA_ERROR_NOT_FOUND, None) if name.decode() in self.unknown else (OK, name.decode())
+
+    def _cuFuncGetAttribute(self, kind: Any, function: str) -> Any:
+        return OK, self.threads
+
+    # -- memory
+
+    def _new(self, size: int) -> int:
+        raw = np.full(size + 256, 0xA5, dtype=np.uint8)  # nobody may count on zeros
+        start = -address(raw) % 256
+        found = raw[start : start + size]
+        self.memory[address(found)] = found
+        return address(found)
+
+    def _cuMemGetInfo(self) -> Any:
+        return OK, self.limit, self.limit
+
+    def _cuMemAlloc(self, size: int) -> Any:
+        return (OK, self._new(size)) if size <= self.limit else (CUresult.CUDA_ERROR_OUT_OF_MEMORY, 0)
+
+    def _cuMemHostAlloc(self, size: int, flags: int) -> Any:
+        return OK, self._new(size)
+
+    def _cuMemFree(self, start: int) -> Any:
+        del self.memory[start]
+        return (OK,)
+
+    _cuMemFreeHost = _cuMemFree
+
+    def _cuMemHostRegister(self, start: int, size: int, flags: int) -> Any:
+        return (OK if self.maps else CUresult.CUDA_ERROR_NOT_SUPPORTED,)
+
+    def _cuMemHostGetDevicePointer(self, start: int, flags: int) -> Any:
+        return OK, start
+
+    def _cuMemsetD8Async(self, start: int, value: int, size: int, stream: Any) -> Any:
+        ctypes.memset(start, value, size)
+        return (OK,)
+
+    def _copy(self, to: int, start: int, size: int, stream: Any = None) -> Any:
+        if self.capturing is not None:
+            self.capturing.append(("copy", (to, start, size)))
+        else:
+            ctypes.memmove(to, start, size)
+        return (OK,)
+
+    _cuMemcpyHtoDAsync = _cuMemcpyDtoHAsync = _cuMemcpyDtoH = _copy
+
+    # -- graphs
+
+    def _cuStreamBeginCapture(self, stream: Any, mode: Any) -> Any:
+        self.capturing = []
+        return (OK,)
+
+    def _cuStreamEndCapture(self, stream: Any) -> Any:
+        graph, self.capturing = self.capturing, None
+        return OK, graph
+
+    def _cuGraphInstantiate(self, graph: list[Step], flags: int) -> Any:
+        return OK, tuple(graph)
+
+    def _cuLaunchKernel(self, function: str, gx: int, gy: int, gz: int, threads: int, ty: int, tz: int, shared: int, *rest: Any) -> Any:
+        stream, (values, kinds), extra = rest
+        assert (ty, tz, extra, stream) == (1, 1, 0, "stream") and all(kind is ctypes.c_void_p for kind in kinds)
+        assert self.capturing is not None and len(values) == len(kinds)
+        self.capturing.append(("launch", (function, (gx, gy, gz), threads, shared, tuple(values))))
+        return (OK,)
+
+    def _cuGraphLaunch(self, graph: tuple[Step, ...], stream: Any) -> Any:
+        for kind, what in graph:
+            if kind == "copy":
+                ctypes.memmove(*what)
+            else:
+                self._execute(*what)
+        return (OK,)
+
+    def _execute(self, function: str, grid: tuple[int, ...], threads: int, shared: int, values: tuple[int, ...]) -> None:
+        """Calls a kernel of the library; the two scratch pointers behind the buffers are not the kernel's."""
+        self.launched.append((function, grid, threads, values))
+        if self.library is not None:
+            buffers = (ctypes.c_void_p * len(values[:-2]))(*values[:-2])
+            native = getattr(self.library, function)
+            native.argtypes, native.restype = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64], None
+            native(ctypes.cast(buffers, ctypes.c_void_p), 0, 1)
+
+    def _cuEventCreate(self, flags: int) -> Any:
+        self.entries += 1
+        return OK, self.entries
+
+    def _cuEventElapsedTime(self, start: int, end: int) -> Any:
+        return OK, 6.0
