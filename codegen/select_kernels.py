@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
+from tapeout.codegen.ascend import schedules as ascend_schedules
 from tapeout.codegen.cpu import schedules as cpu_schedules
 from tapeout.codegen.kernel import Kernel, KernelError, Request, Schedule, named, request_of, select
 from tapeout.codegen.nvidia import schedules as nvidia_schedules
@@ -17,6 +18,7 @@ from tapeout.passes.define import Pass, PassError, Promise, functions, operation
 
 SCHEDULES: dict[str, Callable[[str, Request], Schedule]] = {
     "cpu": cpu_schedules.schedule,
+    "ascend950": ascend_schedules.schedule,
     **{chip.name: nvidia_schedules.schedule_for(chip) for chip in CHIPS.values()},
 }
 
@@ -71,10 +73,6 @@ class SelectKernels(Pass):
             build(choice)
         except KernelError as error:
             raise PassError(f"{op.name} at {op.location}: kernel {family.name} with {dict(choice.schedule)}: {error}") from None
-        try:
-            build(Choice(request, family.name, tuple(sorted(row.items()))))
-        except KernelError as error:
-            raise PassError(f"{op.name} at {op.location}: schedule {dict(row)} of {family.name}: {error}") from None
         i64 = ir.IntegerType.get_signless(64)
         return family.name, ir.DictAttr.get({k: ir.IntegerAttr.get(i64, v) for k, v in sorted(row.items())})
 

@@ -11,13 +11,16 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from tapeout.compiler.errors import CacheRefused
 
 _ENTRY = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{64}")
 LEFTOVER_SECONDS = 3600
 """Age at which a file that was being written is taken for abandoned."""
+_LOCK = re.compile(r"[0-9a-f]{64}\.lock")
 _LEFTOVER = re.compile(r"\.tapeout-[A-Za-z0-9_]+\.part")
 
 
@@ -43,19 +46,15 @@ class Cache:
     root: Path
 
     def get_or_make(self, key: str, make: Callable[[], bytes]) -> bytes:
-        """The bytes of `key`; makes, checks and stores them where they are missing or damaged."""
-        from filelock import FileLock
-
+        """The bytes of `key`; makes, checks and stores them where they are missing or damaged. Raises CacheRefused, and what `make` does."""
         found = self._read(key)
         if found is not None:
             return found
-        folder = self.root / key[:2]
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / f"{key}.lock"):
+        with self._turn(key):
             found = self._read(key)
             if found is None:
                 found = make()
-                self._write(folder, key, found)
+                self._write(self.root / key[:2], key, found)
         return found
 
     def lookup(self, key: str) -> bytes | None:
@@ -63,7 +62,9 @@ class Cache:
         return self._read(key)
 
     def entries(self) -> Iterator[Entry]:
-        """Every entry, by key."""
+        """Every entry, by key; none where there is no folder yet. Raises CacheRefused where there is something else."""
+        if self.root.exists() and not self.root.is_dir():
+            raise CacheRefused(self.root, "a file")
         for path in sorted(self.root.glob("[0-9a-f][0-9a-f]/*")):
             facts = _facts(path) if _ENTRY.fullmatch(path.name) else None
             if facts is not None:
@@ -82,28 +83,64 @@ class Cache:
             facts = _facts(path) if _LEFTOVER.fullmatch(path.name) else None
             if facts is not None and time.time() - facts.st_mtime > LEFTOVER_SECONDS:
                 path.unlink(missing_ok=True)
+        self._prune_locks()
         return gone
 
+    def _prune_locks(self) -> None:
+        """Removes the locks of entries that are gone, except those that somebody holds."""
+        from filelock import FileLock, Timeout
+
+        left = {entry.key for entry in self.entries()}
+        for path in self.root.glob("[0-9a-f][0-9a-f]/*.lock"):
+            if _LOCK.fullmatch(path.name) and path.stem not in left and _facts(path) is not None:
+                with suppress(Timeout, OSError), FileLock(path, timeout=0):
+                    path.unlink(missing_ok=True)
+
+    @contextmanager
+    def _turn(self, key: str) -> Iterator[None]:
+        """One process at a time for one key."""
+        from filelock import FileLock
+
+        folder = self.root / key[:2]
+        lock = FileLock(folder / f"{key}.lock")
+        with self._refusing():
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """What the system refuses becomes one sentence about the folder."""
+        try:
+            yield
+        except OSError as error:
+            raise CacheRefused(self.root, error.strerror or str(error)) from None
+
     def _read(self, key: str) -> bytes | None:
-        for path in (self.root / key[:2]).glob(f"{key}.*"):
-            if not _ENTRY.fullmatch(path.name):
-                continue
-            content = _sound(path)
-            if content is not None:
-                with suppress(FileNotFoundError):
-                    os.utime(path)
-                return content
-            path.unlink(missing_ok=True)
+        with self._refusing():
+            for path in (self.root / key[:2]).glob(f"{key}.*"):
+                if not _ENTRY.fullmatch(path.name):
+                    continue
+                content = _sound(path)
+                if content is not None:
+                    with suppress(OSError):  # gone meanwhile, or of a cache that may only be read
+                        os.utime(path)
+                    return content
+                path.unlink(missing_ok=True)
         return None
 
     def _write(self, folder: Path, key: str, content: bytes) -> None:
-        handle, aside = tempfile.mkstemp(prefix=".tapeout-", suffix=".part", dir=folder)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            Path(aside).rename(folder / f"{key}.{hashlib.sha256(content).hexdigest()}")
-        finally:
-            Path(aside).unlink(missing_ok=True)
+        with self._refusing():
+            handle, aside = tempfile.mkstemp(prefix=".tapeout-", suffix=".part", dir=folder)
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(content)
+                Path(aside).rename(folder / f"{key}.{hashlib.sha256(content).hexdigest()}")
+            finally:
+                Path(aside).unlink(missing_ok=True)
 
 
 def _sound(path: Path) -> bytes | None:

@@ -1,6 +1,7 @@
 """What this machine has of what compiling and running need: found, needed, what to do. Looks, and changes nothing."""
 
 import importlib.metadata
+import os
 import platform
 import shutil
 import subprocess
@@ -23,7 +24,7 @@ class Finding:
 
 def findings() -> list[Finding]:
     """Everything, in the order in which it is needed."""
-    return [_python(), *map(_package, PACKAGES), _compiler(), _processor(), _cache()]
+    return [_python(), *map(_package, PACKAGES), _compiler(), *_ascend(), _processor(), _cache()]
 
 
 PACKAGES = (
@@ -58,6 +59,19 @@ def _compiler() -> Finding:
         done.returncode == 0,
         "install gcc or clang",
     )
+
+
+def _ascend() -> list[Finding]:
+    """The compiler of `--target ascend950`, and the back end that makes objects of its modules; both are optional."""
+    from tapeout.codegen.ascend.toolchain import BACKEND, PACKAGE, VERSION, PackageMissing, find_tools
+
+    try:
+        tools = find_tools(os.environ.get("PATH", ""), os.environ.get("BISHENG_INSTALL_PATH"))
+    except PackageMissing as error:
+        return [Finding("Ascend compiler (compiling for ascend950)", "none", f"{PACKAGE} {VERSION}", False, str(error))]
+    remedy = "install CANN 9.2 and source its environment script; until then kernels are lowered and checked, not assembled"
+    return [Finding("Ascend compiler (compiling for ascend950)", f"{PACKAGE} {tools.version}", VERSION, True, ""),
+            Finding(f"Ascend back end {BACKEND} (objects for ascend950)", str(tools.backend or "none"), BACKEND, tools.backend is not None, remedy)]
 
 
 def _processor() -> Finding:

@@ -3,18 +3,24 @@
 1 wrong input, 2 usage, 3 toolchain missing, 4 internal error. A message reads: what - where - found / expected - do this.
 """
 
-from collections.abc import Sequence
-from typing import ClassVar
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
 
 
 class CompilerError(Exception):
-    """A refused input of the compiler."""
+    """A refused input of the compiler. It crosses the border of a worker process as it is."""
 
     code: ClassVar[str] = "C000"
     exit_code: ClassVar[int] = 1
 
     def __init__(self, text: str) -> None:
         super().__init__(f"[{self.code}] {text}")
+        self.given: tuple[Any, ...] = (text,)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.given, {"__notes__": getattr(self, "__notes__", [])}
 
 
 class SettingsError(CompilerError):
@@ -25,6 +31,11 @@ class SettingsError(CompilerError):
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
         super().__init__("settings do not fit: " + "; ".join(problems))
+        self.given = (self.problems,)
+
+    def renamed(self, names: Mapping[str, str]) -> "SettingsError":
+        """The same problems, with each `--option` that is a key of `names` called by that name: what the caller knows it as."""
+        return SettingsError([re.sub(r"--[a-z][a-z-]*", lambda found: names.get(found[0], found[0]), text) for text in self.problems])
 
 
 class PipelineError(CompilerError):
@@ -45,16 +56,37 @@ class PromiseBroken(CompilerError):
     code = "C104"
 
 
-class OutputOccupied(CompilerError):
-    """The output path holds something that tapeout did not write."""
+class FileRefused(CompilerError):
+    """A file or folder that the user named cannot be read or written."""
 
     code = "C105"
 
+    def __init__(self, where: str, path: Path | str, found: str, expected: str, remedy: str) -> None:
+        super().__init__(f"{where} {path}: found {found}, expected {expected}; {remedy}")
+        self.given = (where, path, found, expected, remedy)
 
-class CacheDamaged(CompilerError):
-    """A cache entry does not hash to what its name says."""
+
+class CacheRefused(CompilerError):
+    """The folder of the compile cache cannot be used."""
 
     code = "C106"
+
+    def __init__(self, root: Path | str, found: str) -> None:
+        super().__init__(f"compile cache {root}: found {found}, expected a folder that can be written; set TAPEOUT_CACHE_DIR to another one")
+        self.given = (root, found)
+
+
+class WorkerLost(CompilerError):
+    """A worker process ended in the middle of its task: killed from outside, most often for want of memory."""
+
+    code = "C107"
+
+    def __init__(self, task: str, status: int) -> None:
+        end = f"signal {-status}" if status < 0 else f"exit code {status}"
+        super().__init__(
+            f"compiling {task}: found a worker process that ended with {end}, expected its answer; give fewer --jobs if memory is short"
+        )
+        self.given = (task, status)
 
 
 class ToolchainMissing(CompilerError):

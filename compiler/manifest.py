@@ -14,6 +14,7 @@ from tapeout.codegen.kernel import parts
 from tapeout.codegen.lower_to_tile import TileKernel
 from tapeout.codegen.plan_memory import part_bytes
 from tapeout.compiler.cache import Cache, key_of
+from tapeout.compiler.errors import ToolchainMissing
 from tapeout.compiler.objects import lowering_fingerprint, processor
 from tapeout.compiler.programs import NAMES, is_entry_point
 from tapeout.compiler.settings import Settings
@@ -98,6 +99,7 @@ def _kernel(kernel: TileKernel, settings: Settings, binary: Binary | None) -> Ke
         schedule=dict(kernel.choice.schedule),
         origin="tuned" if tuned else "default",
         reduction_order=kernel.kernel.order,
+        parameters=tuple(cast(Element, b.element) for b in kernel.buffers),
         binary=binary,
     )
 
@@ -113,9 +115,13 @@ def library(objects: Mapping[str, bytes], cpu: str, store: Cache) -> bytes:
 def _linked(objects: Mapping[str, bytes], cpu: str) -> bytes:
     from tapeout.codegen.cpu.executor import NAME
     from tapeout.codegen.cpu.facts import cpu as target
-    from tapeout.codegen.cpu.toolchain import executor_object, link
+    from tapeout.codegen.cpu.toolchain import ToolchainError, executor_object, link
 
+    executor = executor_object(target(cpu))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "library.so"
-        link({**objects, NAME: executor_object(target(cpu))}, path)
+        try:
+            link({**objects, NAME: executor}, path)
+        except ToolchainError as error:
+            raise ToolchainMissing(f"{error}; linking kernels for the CPU needs a working `cc`") from None
         return path.read_bytes()

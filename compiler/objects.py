@@ -3,43 +3,52 @@
 import hashlib
 import importlib.metadata
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import cache
-from multiprocessing import get_context
 from pathlib import Path
 
+from tapeout.codegen.cpu.toolchain import StackExceeded
 from tapeout.codegen.lower_to_tile import TileKernel
 from tapeout.compiler.cache import Cache, key_of
+from tapeout.compiler.errors import ModuleRefused
+from tapeout.compiler.workers import in_processes
 
 Progress = Callable[[str], None]
 
 
-def kernel_objects(kernels: Sequence[TileKernel], cpu: str, store: Cache, jobs: int, progress: Progress) -> dict[str, bytes]:
-    """Object bytes by symbol. `progress(symbol)` is called as each is done; the order of the result is that of `kernels`."""
+def kernel_objects(kernels: Sequence[TileKernel], cpu: str, store: Cache, jobs: int, progress: Progress) -> tuple[dict[str, bytes], int]:
+    """Object bytes by symbol in the order of `kernels`, and how many were compiled here; the others came from the cache.
+
+    `progress(symbol)` is called as each is done. Raises `ModuleRefused` for a kernel whose blocks are too large, `CacheRefused`, `WorkerLost`.
+    """
     tasks = {k.symbol: (k.text, cpu, str(store.root)) for k in kernels}
     found = {symbol: store.lookup(object_key(task[0], cpu)) for symbol, task in tasks.items()}
     done = {symbol: content for symbol, content in found.items() if content is not None}
     missing = {symbol: task for symbol, task in tasks.items() if symbol not in done}
     for symbol in done:
         progress(symbol)
-    if missing:
-        done.update(_compile(missing, jobs, progress))
-    return {k.symbol: done[k.symbol] for k in kernels}
+    compiled = [0]
+
+    def ready(symbol: str, answer: tuple[bytes, bool]) -> None:
+        done[symbol] = answer[0]
+        compiled[0] += answer[1]
+        progress(symbol)
+
+    try:
+        in_processes(compile_one, missing, jobs, ready)
+    except StackExceeded as error:
+        raise ModuleRefused(str(error)) from None
+    return {k.symbol: done[k.symbol] for k in kernels}, compiled[0]
 
 
-def _compile(tasks: dict[str, tuple[str, str, str]], jobs: int, progress: Progress) -> dict[str, bytes]:
-    done: dict[str, bytes] = {}
-    with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(compile_one, *task): symbol for symbol, task in tasks.items()}
-        for future in as_completed(futures):
-            done[futures[future]] = future.result()
-            progress(futures[future])
-    return done
+def compile_one(text: str, cpu: str, root: str) -> tuple[bytes, bool]:
+    """The object of one tile module, and whether it was compiled now (else it is from the cache); runs in a worker process."""
+    made: list[bytes] = []
 
+    def make() -> bytes:
+        made.append(_object(text, cpu))
+        return made[0]
 
-def compile_one(text: str, cpu: str, root: str) -> bytes:
-    """The object of one tile module, from the cache or made now; runs in a worker process."""
-    return Cache(Path(root)).get_or_make(object_key(text, cpu), lambda: _object(text, cpu))
+    return Cache(Path(root)).get_or_make(object_key(text, cpu), make), bool(made)
 
 
 def _object(text: str, cpu: str) -> bytes:

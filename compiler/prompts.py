@@ -1,14 +1,14 @@
 """Prompts from the command line and from files, each with its sampling parameters; every fault names file and line."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from tapeout.compiler.errors import SettingsError
 from tapeout.runtime.params import SamplingParams
 
-FIELDS = ("temperature", "top_p", "top_k", "max_tokens", "seed", "ignore_eos", "stop_token_ids")
+FIELDS = tuple(field.name for field in fields(SamplingParams))
 
 
 @dataclass(frozen=True)

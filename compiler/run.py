@@ -27,14 +27,17 @@ class Run:
 
     @classmethod
     def of(
-        cls, artifact: Path, weights: Path, asked: list[Asked], workers: int | None = None, device: DeviceName | None = None
-    ) -> "Run":
-        """Loads an artifact, completes every prompt, and closes it."""
+        cls, artifact: Path, weights: Path, asked: list[Asked], workers: int | None = None, device: DeviceName | None = None,
+        trace: Path | None = None,
+    ) -> "Run":  # fmt: skip
+        """Loads an artifact, completes every prompt, and closes it; writes what happened to `trace`, if given."""
         started = time.perf_counter()
-        llm = LLM(artifact, weights, workers=workers, device=device)
+        llm = LLM(artifact, weights, workers=workers, device=device, trace=trace is not None)
         try:
             loaded = time.perf_counter()
             outputs = llm.generate([a.prompt for a in asked], [a.params for a in asked])
+            if trace is not None and llm.engine.recorder is not None:
+                llm.engine.recorder.write(trace)
             return cls(outputs, loaded - started, time.perf_counter() - loaded)
         finally:
             llm.close()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tapeout.codegen.lower_to_tile import TileKernel
 from tapeout.compiler.cache import Cache
+from tapeout.compiler.errors import ToolchainMissing
 from tapeout.compiler.manifest import library
 from tapeout.compiler.objects import kernel_objects, lowering_fingerprint
 from tapeout.compiler.settings import Settings
@@ -20,7 +21,13 @@ class CpuTarget:
     name: str
 
     def require(self) -> None:
-        """Nothing beyond what the compiler itself needs: the linker says so where it is absent."""
+        """The linker."""
+        from tapeout.codegen.cpu.toolchain import ToolMissing, probe
+
+        try:
+            probe()
+        except ToolMissing as error:
+            raise ToolchainMissing(str(error)) from None
 
     def levels(self, settings: Settings) -> tuple[CpuLevel, None]:
         from tapeout.codegen.cpu.facts import cpu
@@ -31,12 +38,12 @@ class CpuTarget:
         return None
 
     def build(self, kernels: Sequence[TileKernel], settings: Settings, store: Cache, progress: Progress) -> Built | None:
-        objects = kernel_objects(kernels, settings.cpu, store, settings.jobs, progress)
+        objects, compiled = kernel_objects(kernels, settings.cpu, store, settings.jobs, progress)
         if settings.stop_after == "lower-tile-to-loops":
             return None
         sources = {f"source/cpu/{k.symbol}.mlir": k.text.encode() for k in kernels}
         versions = {"torch-mlir": importlib.metadata.version("torch-mlir"), "lowering": lowering_fingerprint()}
-        return Built({LIBRARY: library(objects, settings.cpu, store), **sources}, versions)
+        return Built({LIBRARY: library(objects, settings.cpu, store), **sources}, versions, compiled=compiled)
 
 
 def target(name: str) -> CpuTarget:

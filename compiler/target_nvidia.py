@@ -9,10 +9,8 @@ import json
 import re
 import subprocess
 from collections.abc import Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from functools import cache
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from tapeout.compiler.cache import Cache, key_of
 from tapeout.compiler.errors import ModuleRefused, ToolchainMissing
 from tapeout.compiler.settings import Settings
 from tapeout.compiler.targets import Built, Grid, Progress
+from tapeout.compiler.workers import in_processes
 from tapeout.dialects._mlir import ir
 from tapeout.runtime.artifact import Binary, CpuLevel, GpuLevel
 
@@ -112,19 +111,16 @@ def kernel_binaries(kernels: Sequence[TileKernel], chip: str, store: Cache, jobs
     missing = {symbol: task for symbol, task in tasks.items() if symbol not in done}
     if missing:
         families = {k.symbol: k.choice.family for k in kernels}
-        with ProcessPoolExecutor(min(jobs, len(missing)), mp_context=get_context("spawn")) as pool:
-            futures = {pool.submit(compile_one, families[symbol], *task): symbol for symbol, task in missing.items()}
-            for future in as_completed(futures):
-                done[futures[future]] = _result(future)
-                progress(futures[future])
+
+        def ready(symbol: str, content: bytes) -> None:
+            done[symbol] = content
+            progress(symbol)
+
+        try:
+            in_processes(compile_one, {symbol: (families[symbol], *task) for symbol, task in missing.items()}, jobs, ready)
+        except KernelRefused as error:
+            raise ModuleRefused(str(error)) from None
     return {k.symbol: json.loads(done[k.symbol]) for k in kernels}
-
-
-def _result(future: Future[bytes]) -> bytes:
-    try:
-        return future.result()
-    except KernelRefused as error:
-        raise ModuleRefused(str(error)) from None
 
 
 def compile_one(family: str, text: str, schedule: tuple[tuple[str, int], ...], chip: str, root: str) -> bytes:

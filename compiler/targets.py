@@ -26,11 +26,15 @@ MODULES = {"cpu": "target_cpu", "sm90": "target_nvidia", "sm100": "target_nvidia
 
 @dataclass(frozen=True)
 class Built:
-    """What a target made of the kernels: files by path inside the artifact, compiled facts by symbol, versions that decided the bytes."""
+    """What a target made of the kernels: files by path inside the artifact, compiled facts by symbol, versions that decided the bytes.
+
+    `compiled` kernels were compiled by this process; the others came from the cache.
+    """
 
     files: dict[str, bytes]
     toolchain: dict[str, str]
     binaries: dict[str, Binary] = field(default_factory=dict)
+    compiled: int = 0
 
 
 class Target(Protocol):

@@ -4,26 +4,33 @@ Everything else imports `ir`, `ext`, `rewrite`, `passmanager` and upstream diale
 """
 
 import importlib
+import importlib.metadata
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from tapeout.dialects.errors import MlirMissing
+
 _ROOT = "torch_mlir"
-
-
-class MlirMissing(ImportError):
-    """The MLIR Python bindings cannot be imported: only compiling needs them, running an artifact does not."""
+_NEEDED = "needed torch-mlir==20261001: pip install 'tapeout[compile]'"
 
 
 def load(name: str) -> ModuleType:
     """Imports `name` of the bindings; raises `MlirMissing` with the command that installs them."""
     try:
         return importlib.import_module(f"{_ROOT}.{name}")
-    except ModuleNotFoundError as error:
-        if error.name is not None and error.name.split(".")[0] == _ROOT:
-            raise MlirMissing(
-                f"the MLIR bindings ({_ROOT}) are not installed; found none, needed torch-mlir==20261001: pip install 'tapeout[compile]'"
-            ) from error
-        raise
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == _ROOT:
+            raise MlirMissing(f"the MLIR bindings ({_ROOT}) are not installed; found none, {_NEEDED}") from error
+        raise MlirMissing(
+            f"the MLIR bindings ({_ROOT}) cannot be imported; found torch-mlir {_installed()} ({error}), {_NEEDED}"
+        ) from error
+
+
+def _installed() -> str:
+    try:
+        return importlib.metadata.version("torch-mlir")
+    except importlib.metadata.PackageNotFoundError:
+        return "of unknown version"
 
 
 if TYPE_CHECKING:

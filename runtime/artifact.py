@@ -6,8 +6,6 @@ time, path or host enters. What the fields must agree on across files is in `art
 
 import hashlib
 import json
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -15,9 +13,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
+from tapeout.runtime.artifact_place import replacing
 from tapeout.runtime.errors import (
     ArtifactFolderMissing,
-    ArtifactOccupied,
     FieldsRefused,
     FileChanged,
     FileMissing,
@@ -154,7 +152,10 @@ class Binary(_Strict):
 
 
 class Kernel(_Strict):
-    """One native function. `reduction_order` says in which order it sums; all buckets of an op share one. On a GPU it has a `binary`."""
+    """One native function. `reduction_order` says in which order it sums; all buckets of an op share one. On a GPU it has a `binary`.
+
+    `parameters` are the elements of its buffers in order, the count cell last; a launch is held against them.
+    """
 
     id: Name
     target: Name
@@ -167,6 +168,7 @@ class Kernel(_Strict):
     schedule: dict[str, JsonValue]
     origin: Literal["default", "tuned", "override"]
     reduction_order: str
+    parameters: tuple[Element, ...] = ()
     binary: Binary | None = None
 
 
@@ -372,27 +374,14 @@ def json_data(model: BaseModel) -> dict[str, Any]:
 def write_artifact(directory: Path | str, data: ArtifactData, files: Mapping[str, bytes]) -> Path:
     """Writes an artifact aside and renames it into place; an artifact that is there already is replaced.
 
-    `files` holds the rest by relative path (library, sources, IR). Raises ArtifactOccupied if `directory` is something else.
+    `files` holds the rest by relative path (library, sources, IR). Raises ArtifactOccupied or ArtifactUnwritable (artifact_place.py).
     """
-    directory = Path(directory)
-    if directory.exists() and not _replaceable(directory):
-        raise ArtifactOccupied(str(directory), "a file or folder without manifest.json", "nothing, an empty folder or an artifact")
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    try:
+    with replacing(directory) as aside:
         for path, content in _sealed(data, files).items():
             target = aside / path
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
-        aside.chmod(0o755)
-        move_into_place(aside, directory)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    return directory
-
-
-def _replaceable(directory: Path) -> bool:
-    return directory.is_dir() and ((directory / MANIFEST).is_file() or not any(directory.iterdir()))
+    return Path(directory)
 
 
 def _sealed(data: ArtifactData, files: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -407,17 +396,6 @@ def _sealed(data: ArtifactData, files: Mapping[str, bytes]) -> dict[str, bytes]:
     manifest["files"] = {path: hashlib.sha256(content[path]).hexdigest() for path in sorted(content)}
     manifest["identity"] = manifest_identity(manifest)
     return {**content, MANIFEST: canonical_json(manifest)}
-
-
-def move_into_place(aside: Path, directory: Path) -> None:
-    """Renames; a previous artifact steps aside first, so that a reader sees the old one, nothing, or the new one."""
-    if not directory.exists():
-        aside.rename(directory)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.old.", dir=directory.parent))
-    directory.replace(old)
-    aside.rename(directory)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 # -- loading

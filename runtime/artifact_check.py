@@ -26,6 +26,7 @@ from tapeout.runtime.artifact import (
     Launch,
     Manifest,
     Program,
+    Ref,
     StateSpec,
     Value,
     WeightOperand,
@@ -34,8 +35,8 @@ from tapeout.runtime.artifact import (
 )
 from tapeout.runtime.errors import CpuFeatureMissing, FieldsRefused, FileMissing, ProgramsInconsistent, WeightsInconsistent
 
-Known = Mapping[str, frozenset[tuple[str, str]]]
-"""For io, weights and states: the (name, part) pairs that a launch may point at."""
+Known = Mapping[str, Mapping[tuple[str, str], str]]
+"""For io, weights and states: the (name, part) pairs that a launch may point at, and their elements."""
 
 
 def files(directory: Path, manifest: Manifest) -> None:
@@ -172,15 +173,15 @@ def programs(artifact: Artifact) -> None:
     """Every launch points at a kernel and at buffers that exist; every input has someone who fills it."""
     offered = set[str]()
     known = {
-        "weight": frozenset((operand.name, part.part) for operand in artifact.weights for part in operand.parts),
-        "state": frozenset((state.name, part.part) for state in artifact.manifest.states for part in state.parts),
+        "weight": {(operand.name, part.part): part.dtype for operand in artifact.weights for part in operand.parts},
+        "state": {(state.name, part.part): part.dtype for state in artifact.manifest.states for part in state.parts},
     }
     for entry, buckets in artifact.programs.items():
         offered |= set(HOST_INPUTS[entry])
         for bucket, program in buckets.items():
             where = f"{artifact.directory / PROGRAMS}: {entry}.{bucket}"
             _values(where, entry, program, offered)
-            io = frozenset((value.name, value.part) for value in (*program.inputs, *program.results))
+            io = {(value.name, value.part): value.dtype for value in (*program.inputs, *program.results)}
             _launches(artifact, where, program, {**known, "io": io})
         offered |= {value.name for program in buckets.values() for value in program.results}
     _io_shapes(artifact)
@@ -238,9 +239,32 @@ def _launch(artifact: Artifact, where: str, launch: Launch, arena_bytes: int, kn
             case (kind, str(name), str(part)):
                 if (name, part) not in known[kind]:
                     raise ProgramsInconsistent(f"{where}.buffers", f"{kind} {name}.{part}", _nearest(name, part, known[kind]))
+    kernel = kernels[launch.kernel]
+    if kernel.parameters:
+        _fits(where, kernel.symbol, launch.buffers, kernel.parameters, known)
 
 
-def _nearest(name: str, part: str, known: frozenset[tuple[str, str]]) -> str:
+_CELLS = {"ui8": "i8", "f8E8M0FNU": "i8", "f4E2M1FN": "i8"}
+"""Elements that kernels read as bytes."""
+
+
+def _fits(where: str, symbol: str, buffers: Sequence[Ref], parameters: Sequence[str], known: Known) -> None:
+    """As many buffers as the kernel takes, each of the element it reads; what lies in the arena has no element of its own."""
+    if len(buffers) != len(parameters):
+        raise ProgramsInconsistent(f"{where}.buffers", f"{len(buffers)} buffers", f"{len(parameters)}, what {symbol} takes")
+    for ref, wanted in zip(buffers, parameters, strict=True):
+        match ref:
+            case ("arena", _):
+                continue
+            case ("extent", _):
+                found = "i32"
+            case (kind, str(name), str(part)):
+                found = known[kind][name, part]
+        if _CELLS.get(found, found) != _CELLS.get(wanted, wanted):
+            raise ProgramsInconsistent(f"{where}.buffers", f"{' '.join(map(str, ref))}, which holds {found}", f"{wanted}, what {symbol} takes")
+
+
+def _nearest(name: str, part: str, known: Mapping[tuple[str, str], str]) -> str:
     from difflib import get_close_matches
 
     close = get_close_matches(f"{name}.{part}", [f"{n}.{p}" for n, p in sorted(known)], n=1, cutoff=0.0)

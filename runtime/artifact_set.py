@@ -4,14 +4,13 @@ A set is written whole or not at all. What is inside each folder is `artifact.py
 """
 
 import json
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
-from tapeout.runtime.artifact import MANIFEST, Artifact, ArtifactData, load_artifact, move_into_place, write_artifact
-from tapeout.runtime.errors import ArtifactFolderMissing, ArtifactOccupied, TapeoutError, TargetMissing
+from tapeout.runtime.artifact import MANIFEST, Artifact, ArtifactData, load_artifact, write_artifact
+from tapeout.runtime.artifact_place import replacing
+from tapeout.runtime.errors import ArtifactFolderMissing, TapeoutError, TargetMissing
 
 DeviceName = Literal["cpu", "cuda"]
 CHIPS = {"sm90": (9, 0), "sm100": (10, 0), "sm103": (10, 3)}
@@ -22,29 +21,18 @@ Capability = Callable[[], tuple[int, int] | None]
 
 def write_set(directory: Path | str, parts: Mapping[str, tuple[ArtifactData, Mapping[str, bytes]]]) -> Path:
     """Writes one artifact a target into `directory`/target; a set that is there already is replaced. Raises ArtifactOccupied."""
-    directory = Path(directory)
-    if directory.exists() and not _replaceable(directory):
-        raise ArtifactOccupied(str(directory), "something besides artifacts", "nothing, an empty folder or a compile's artifacts")
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    try:
+    with replacing(directory) as aside:
         for target, (data, files) in parts.items():
             write_artifact(aside / target, data, files)
-        aside.chmod(0o755)
-        move_into_place(aside, directory)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    return directory
-
-
-def _replaceable(directory: Path) -> bool:
-    return directory.is_dir() and all((path / MANIFEST).is_file() for path in directory.iterdir())
+    return Path(directory)
 
 
 def members(directory: Path | str) -> dict[str, Path]:
     """Artifact folders by target: those of a set, or the one that `directory` itself is. Raises ArtifactFolderMissing."""
     directory = Path(directory)
-    if (directory / MANIFEST).exists() or not directory.is_dir():
+    if not directory.is_dir():
+        raise ArtifactFolderMissing(str(directory), "a file" if directory.exists() else "nothing")
+    if (directory / MANIFEST).exists():
         return {_target(directory): directory}
     found = {path.name: path for path in sorted(directory.iterdir()) if (path / MANIFEST).is_file()}
     if not found:
@@ -70,7 +58,8 @@ def open_artifact(directory: Path | str, device: DeviceName | None = None, capab
     target = _chosen(found, device, capability or _present)
     if target is None:
         wanted = {"cpu": "cpu", "cuda": " or ".join(CHIPS), None: f"cpu or {' or '.join(CHIPS)}"}[device]
-        raise TargetMissing(str(directory), ", ".join(found), wanted)
+        remedy = f"compile for it: `tapeout compile --target {'cpu' if device == 'cpu' else 'sm90'}`, or give another --device"
+        raise TargetMissing(str(directory), ", ".join(found), wanted, remedy=remedy)
     return load_artifact(found[target], target=target)
 
 

@@ -31,7 +31,8 @@ class BlockPool:
     `on_evict` is told a cached block and its name just before the block is used for something else.
     """
 
-    def __init__(self, count: int, block_tokens: int, table: NDArray[np.int32], on_evict: Callable[[int, Named], None] | None = None) -> None:
+    def __init__(self, count: int, block_tokens: int, table: NDArray[np.int32],
+                 on_evict: Callable[[int, Named], None] | None = None) -> None:  # fmt: skip
         self.count, self.block_tokens = count, block_tokens
         self.table, self.on_evict = table, on_evict
         self.evictions = 0
@@ -183,7 +184,7 @@ class BlockPool:
     # -- promises
 
     def promise(self, slot: int, tokens: int) -> None:
-        """Sets what a slot may come to hold in all, for `tokens` tokens; 0 takes the promise back. The caller checks that it can be kept."""
+        """Sets what a slot may come to hold in all, for `tokens` tokens; 0 takes it back. The caller checks that it can be kept."""
         self._promised.pop(slot, None)
         self._owed -= self._owed_to.pop(slot, 0)
         if tokens > 0:
@@ -212,6 +213,16 @@ class BlockPool:
             raise RuntimeError(f"internal: block {block} is named but nobody holds it")
         self._names[block], self._by_key[name.key] = name, block
         return True
+
+    def withdraw(self, block: int) -> None:
+        """Takes a block's name back, as its content is not what the name says. Nothing happens for one without a name."""
+        name = self._names.pop(block, None)
+        if name is None:
+            return
+        del self._by_key[name.key]
+        if block in self._cached:
+            del self._cached[block]
+            self._free.append(block)
 
     def forget_names(self) -> None:
         """Drops every name: cached blocks become free, held ones stay with their holders."""

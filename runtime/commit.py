@@ -38,12 +38,19 @@ def committed(roster: Roster, step: Step, result: StepResult, eos_id: int | None
 
 
 def lost(roster: Roster, step: Step, reason: str) -> None:
-    """Ends all that was part of a step."""
+    """Ends all that was part of a step. What others needed of it (copies, loads, restores) never came: they compute their prompts again."""
     roster.statistics.counts.lost_steps += 1
+    loaded = {block for block, _ in step.loads}
+    waiting = {child for _, child in step.slot_copies} | {restore.slot for restore in step.restores}
     for slot, epoch in [*zip(step.slots.tolist(), step.epochs.tolist(), strict=True), *((p.slot, p.epoch) for p in step.pieces)]:
         branch = roster.by_slot[slot]
         if branch is not None and roster.columns.epoch[slot] == epoch:
             roster.finish_all(branch.request.id, Status.FAILED, reason)
+    for slot, branch in enumerate(roster.by_slot):
+        if branch is not None and (loaded.intersection(roster.pool.held(slot)) or (slot in waiting and slot in roster.prefilling)):
+            roster.preempt(branch)
+    for block in loaded:
+        roster.pool.withdraw(block)
 
 
 def _fail(roster: Roster, step: Step, slot: int, reason: str) -> None:
@@ -267,5 +274,7 @@ def _keep_snapshots(roster: Roster, step: Step, result: StepResult) -> None:
     if roster.prefix is None or roster.prefix.snapshots is None:
         return
     for save, payload in zip(step.saves, result.saved, strict=True):
+        if roster.columns.epoch[save.slot] != save.epoch:
+            continue  # a step that this one built on was lost: what was saved is not what its name says
         roster.prefix.snapshots.put(save.key, Snapshot(payload, save.lineage, save.session))
         roster.statistics.counts.snapshots_saved += 1

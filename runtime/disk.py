@@ -40,7 +40,8 @@ class DiskTier:
         self.bytes = self.written = self.read = self.damaged = self.evicted = self.failed = 0
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            found = [(entry.stat().st_mtime_ns, entry.name, entry.stat().st_size) for entry in self.folder.iterdir() if _NAME.fullmatch(entry.name)]
+            own = [entry for entry in self.folder.iterdir() if _NAME.fullmatch(entry.name)]
+            found = [(entry.stat().st_mtime_ns, entry.name, entry.stat().st_size) for entry in own]
         except OSError as error:
             raise CacheFolderRefused(str(folder), error.strerror or type(error).__name__, "a folder that can be read and written") from None
         self._sizes: OrderedDict[str, int] = OrderedDict((name, size) for _, name, size in sorted(found))

@@ -138,8 +138,7 @@ class Driver:
         """Proposes and launches a step, commits what is due, and returns what happened, in order."""
         step = self.scheduler.propose()
         if step is not None:
-            self.device.launch(step)
-            self._in_flight.append(step)
+            self._launch(step)
         if self._in_flight and (step is None or len(self._in_flight) > self.depth):
             self._commit_oldest()
         return self.scheduler.events()
@@ -149,11 +148,22 @@ class Driver:
         while self._in_flight:
             self._commit_oldest()
 
+    def _launch(self, step: Step) -> None:
+        try:
+            self.device.launch(step)
+        except BaseException as error:  # an interrupt in the middle of a step: whoever was in it must not wait for its results
+            self.scheduler.lose(step, f"the step was interrupted: {type(error).__name__}")
+            raise
+        self._in_flight.append(step)
+
     def _commit_oldest(self) -> None:
-        step = self._in_flight.popleft()
+        """Waits for the oldest step; an interrupt while waiting leaves it in flight."""
+        step = self._in_flight[0]
         try:
             result = self.device.collect()
         except StepLost as error:
+            self._in_flight.popleft()
             self.scheduler.lose(step, str(error))
         else:
+            self._in_flight.popleft()
             self.scheduler.commit(step, result)

@@ -83,6 +83,7 @@ class Engine:
         self.context = min(limits.max_context, (blocks - 1) * limits.block_tokens, self.blocks.tokens_per_slot)
         eos = artifact.manifest.model.config.get("eos_token_id")
         self.eos_id = eos if type(eos) is int else None
+        self.image_token = artifact.manifest.model.config.get("image_token_id")
         self.recorder = Recorder() if self.options.trace else None
         self.scheduler = Scheduler(self._scheduling(), self.blocks, limits.max_sequences, eos_id=self.eos_id, clock=perf_counter,
                                    recorder=self.recorder)  # fmt: skip
@@ -150,6 +151,8 @@ class Engine:
                 raise PromptRefused(f"{where}, token {place}", repr(token), "a whole number")
             if not 0 <= token < self.vocabulary:
                 raise PromptRefused(f"{where}, token {place}", token, f"0 to {self.vocabulary - 1}")
+            if token == self.image_token:
+                raise PromptRefused(f"{where}, token {place}", f"{token}, the image token", "text: this artifact runs the text path only")
         return [int(token) for token in tokens]
 
     def abort(self, request_id: str) -> bool:

@@ -95,6 +95,11 @@ class ArtifactOccupied(ArtifactError):
     remedy = "give another folder, or empty this one"
 
 
+class ArtifactUnwritable(ArtifactError):
+    code, sentence = "A113", "the artifact cannot be written there"
+    remedy = "give a folder in a place that can be written and has room"
+
+
 # -- weights
 
 

@@ -40,12 +40,15 @@ class LLM:
         chunk_tokens: int | None = None,
         drafts: bool = False,
         device: DeviceName | None = None,
+        asynchronous: bool = False,
+        trace: bool = False,
     ) -> None:
         """Loads an artifact and maps the checkpoint folder `weights`. Raises TapeoutError or an InputError of `models`.
 
         `device` picks one of several targets, "cpu" or "cuda"; without it a GPU where the artifact has binaries for this machine's.
+        `asynchronous` plans a step while the device runs the one before; `trace` keeps what happens in `engine.recorder`.
         """
-        options = EngineOptions(workers, cache_blocks, chunk_tokens, drafts)
+        options = EngineOptions(workers, cache_blocks, chunk_tokens, drafts, asynchronous, trace=trace)
         self.tokenizer: Tokenizer | None
         self.engine, self.tokenizer = open_engine(open_artifact(artifact, device), Path(weights), options)
         self.engine.detokenizer = self.tokenizer.detokenizer

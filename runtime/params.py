@@ -166,7 +166,10 @@ def unmet(params: SamplingParams, abilities: Collection[str]) -> tuple[str, obje
 def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ParameterType(name, value, _RANGES[name][0])
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ParameterRange(name, value, _RANGES[name][0]) from None
 
 
 def _number_or_none(name: str, value: object) -> float | None:

@@ -87,7 +87,7 @@ def boundary_outside(images: Sequence[ImageSpan], tokens: int, block: int) -> in
 
 @dataclass(frozen=True)
 class Hit:
-    """What of a prompt need not be computed. `blocks` and `loads` (names on disk) are the blocks before `plan.write_from`, in this order."""
+    """What of a prompt need not be computed. `blocks`, then `loads` (names on disk), are the blocks before `plan.write_from`."""
 
     outcome: Outcome
     plan: ReplayPlan

@@ -86,7 +86,7 @@ class LoadedPrograms:
         self._weights = self._placed(weights)
         self._kernels = [device.kernel(kernel.symbol) for kernel in artifact.manifest.kernels]
         self._calls: dict[Part, list[Call]] = {}
-        self._tables: dict[tuple[Part, ...], Any] = {}
+        self._tables: dict[tuple[Part, ...], tuple[Any, float]] = {}
         self._hosted = {name: self._host(name) for names in HOST_INPUTS.values() for name in names}
         self._prefill_constants()
 
@@ -195,12 +195,14 @@ class LoadedPrograms:
                 return bucket
         raise BatchRefused("drafting sequences", sequences, f"at most {self.artifact.manifest.options.max_sequences}")
 
-    def run(self, *parts: Part) -> None:
-        """Runs entries one after the other as one native call on each worker."""
-        table = self._tables.get(parts)
-        if table is None:
-            table = self._tables[parts] = self.device.table([call for part in parts for call in self.calls(part)])
-        self.device.run(table)
+    def run(self, *parts: Part, rows: int) -> None:
+        """Runs entries one after the other as one native call on each worker; `rows` of the step decide whether sharing it pays."""
+        made = self._tables.get(parts)
+        if made is None:
+            launches = [launch for entry, bucket in parts for launch in self.launches(entry, bucket)]
+            table = self.device.table([call for part in parts for call in self.calls(part)])
+            made = self._tables[parts] = (table, rows_worth_sharing(launches))
+        self.device.run(made[0], alone=rows < made[1])
 
     def calls(self, part: Part) -> list[Call]:
         """The kernel calls of an entry in a bucket, in order."""
@@ -279,7 +281,7 @@ class LoadedPrograms:
         """Encoder and decoder for `rows`; logits of the outputs are then in `array("logits")`."""
         count, outputs = self.load(rows)
         bucket = self.bucket(max(count, outputs))
-        self.run(("encoder", bucket), ("decoder", bucket))
+        self.run(("encoder", bucket), ("decoder", bucket), rows=count)
         self._fetch_logits(outputs)
 
     def _fetch_logits(self, outputs: int) -> None:
@@ -300,7 +302,7 @@ class LoadedPrograms:
             if drafting:
                 self.load_draft(rows.draws)
                 parts.append(("draft", self.draft_bucket(outputs)))
-        self.run(*parts)
+        self.run(*parts, rows=count)
         if logits:
             self._fetch_logits(outputs)
 
@@ -310,7 +312,7 @@ class LoadedPrograms:
         self.array("sampled")[: len(golden)] = golden
         self.device.upload(self._results, self._results_bytes)
         self.load_draft(draws)
-        self.run(("draft", self.draft_bucket(len(golden))))
+        self.run(("draft", self.draft_bucket(len(golden))), rows=len(golden))
 
 
 def _names(table: dict[str, tuple[str, ...]]) -> set[str]:
@@ -319,3 +321,20 @@ def _names(table: dict[str, tuple[str, ...]]) -> set[str]:
 
 def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+BARRIER_SECONDS = 3e-6
+OPERATIONS, BYTES = 40e9, 8e9
+"""A barrier between two workers, and what one of them does in a second: orders of magnitude, for the one decision below."""
+
+
+def rows_worth_sharing(launches: Sequence[Launch]) -> float:
+    """From how many rows on a second worker saves more than the barriers cost, by the launches' own costs (docs/runtime.md, device)."""
+    fixed = each = 0.0
+    for launch in launches:
+        for quantity, terms in launch.cost.items():
+            rate = BYTES if quantity in ("read", "written") else OPERATIONS
+            for term, value in terms.items():
+                fixed, each = (fixed + value / rate, each) if term == "fixed" else (fixed, each + value / rate)
+    needed = len(launches) * BARRIER_SECONDS - fixed
+    return 0.0 if needed <= 0 or not each else needed / each

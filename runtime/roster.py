@@ -262,6 +262,7 @@ class Roster:
         """Blocks cover what is computed or in flight, and not more than that, what may be verified, and shared blocks."""
         pool, columns = self.pool, self.columns
         if slot in self.prefilling:
-            return pool.held_count(slot) >= pool.blocks_for(branch.scheduled) or branch.scheduled < int(columns.named[slot]) * pool.block_tokens
+            is_shared = branch.scheduled < int(columns.named[slot]) * pool.block_tokens
+            return is_shared or pool.held_count(slot) >= pool.blocks_for(branch.scheduled)
         most = int(columns.length[slot] + columns.pending[slot]) + 2 * (1 + self.drafts)
         return pool.blocks_for(int(columns.length[slot]) - 1) <= pool.held_count(slot) <= pool.blocks_for(most)

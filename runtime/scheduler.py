@@ -83,8 +83,8 @@ class _Verdict(Enum):
 class Scheduler:
     """Requests in, steps out, results in, events out. Not thread safe; `roster` has the requests."""
 
-    def __init__(self, options: SchedulerOptions, pool: BlockPool, slots: int, prefix: PrefixIndex | None = None, *, eos_id: int | None = None,
-                 clock: Callable[[], float], recorder: Recorder | None = None) -> None:  # fmt: skip
+    def __init__(self, options: SchedulerOptions, pool: BlockPool, slots: int, prefix: PrefixIndex | None = None, *,
+                 clock: Callable[[], float], eos_id: int | None = None, recorder: Recorder | None = None) -> None:  # fmt: skip
         self.options, self.eos_id, self.prefix, self.pool = options, eos_id, prefix, pool
         self.columns = Columns(slots, options.drafts)
         self.statistics = Statistics()
@@ -101,6 +101,21 @@ class Scheduler:
         """Says whether there is something to run or to report, now or once steps in flight are committed."""
         roster = self.roster
         return bool(roster.waiting or roster.prefilling or roster.decoding or roster.events)
+
+    def gauges(self) -> dict[str, float]:
+        """What holds at this moment, for `Statistics.json_line` and `prometheus`."""
+        roster, pool = self.roster, self.pool
+        found: dict[str, float] = {
+            "running": len(roster.prefilling) + len(roster.decoding),
+            "waiting": len(roster.waiting),
+            "slots_free": len(roster.slots),
+            "blocks_free": pool.free_blocks,
+            "blocks_cached": pool.cached_blocks,
+            "blocks_unpromised": pool.unpromised_blocks,
+            "blocks_evicted": pool.evictions,
+        }
+        outcomes = {} if self.prefix is None else {f"prefix_{o.name.lower()}": n for o, n in self.prefix.outcomes.items()}
+        return found | outcomes
 
     def events(self) -> list[Event]:
         """What has happened since the last call, in order."""
@@ -255,7 +270,8 @@ class Scheduler:
                 verdict = self._admit(branch, rows, left_ms, now)
                 if verdict in (_Verdict.DOES_NOT_FIT, _Verdict.CAPPED):
                     is_old = urgency(branch, now, roster.waiting.max_wait_s)[0] == 0
-                    may_admit = len(aside) < MOST_PASSED if verdict is _Verdict.CAPPED else not is_old and len(aside) < self.options.overtakers
+                    passed = MOST_PASSED if verdict is _Verdict.CAPPED else 0 if is_old else self.options.overtakers
+                    may_admit = len(aside) < passed
                     roster.waiting.leave(branch)
                     aside.append(branch)
                 if verdict is _Verdict.NO_SLOT:
@@ -402,7 +418,7 @@ class Scheduler:
         if self._wanted_snapshot(branch) != end:
             return []
         key = branch.keys[end // self.pool.block_tokens - 1]
-        return [Save(piece.slot, end, key, branch.lineage, branch.request.id)]
+        return [Save(piece.slot, piece.epoch, end, key, branch.lineage, branch.request.id)]
 
     # -- cost
 
@@ -427,7 +443,8 @@ class Scheduler:
 
     # -- putting a step together
 
-    def _step(self, slots: Int64, widths: Int64, draft_total: int | None, pieces: Sequence[Piece], saves: Sequence[Save], now: float) -> Step:
+    def _step(self, slots: Int64, widths: Int64, draft_total: int | None, pieces: Sequence[Piece], saves: Sequence[Save],
+              now: float) -> Step:  # fmt: skip
         columns, roster = self.columns, self.roster
         follows = columns.steps[slots] > 0
         if follows.any() and not follows.all():

@@ -68,6 +68,7 @@ class Save(NamedTuple):
     """Keep the window state of a slot that ends at `end`, after the rows of its piece."""
 
     slot: int
+    epoch: int
     end: int
     key: bytes
     lineage: int | None

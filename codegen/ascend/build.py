@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tapeout.codegen.ascend import rules
-from tapeout.codegen.ascend.emit import lowered, text_of
+from tapeout.codegen.ascend.emit import lowered, operations, text_of
 from tapeout.codegen.ascend.facts import CORE, DEFAULT_CHIP
 from tapeout.codegen.ascend.link_check import require_linked
 from tapeout.codegen.ascend.resources import Resources, require_fits, resources
@@ -17,6 +17,11 @@ from tapeout.dialects._mlir import ir
 
 UNDIVIDED = "--enable-auto-bind-sub-block=false"
 """Rows are not divided between the two vector cores: slower, and what is left where the compiler ends by a signal."""
+
+
+UNPIPELINED = "--set-cv-pipeline-mode=off"
+"""Steps of cube and vector cores are not overlapped: the overlapping pass drops the points where vector cores meet."""
+MEETING = '"hivm.hir.sync_block"'
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,11 @@ def build(module: ir.Module, tools: Tools, flags: Sequence[str] = (), target: st
     contract = lowered(module)
     require_sound(name, contract)
     text = text_of(contract)
-    compiled = _compiled(text, name, tools, flags, target)
+    meetings = text.count(MEETING)
+    compiled = _compiled(text, name, tools, (*flags, *([UNPIPELINED] if meetings else [])), target)
+    if compiled.dump.count("INTER_SUBBLOCK") != 2 * meetings:
+        raise CompileError(f"kernel {name} has {meetings} points where its vector cores meet, and the compiler kept "
+                           f"{compiled.dump.count('INTER_SUBBLOCK') // 2}: its cores would race")
     function = next(iter(contract.body.operations)).operation
     used = resources(compiled.dump, ir.StringAttr(function.attributes["mix_mode"]).value)
     require_fits(name, used)
@@ -53,7 +62,7 @@ def require_sound(name: str, contract: ir.Module) -> None:
 def _too_large(contract: ir.Module) -> list[str]:
     """Local buffers that alone are larger than the memory they must lie in."""
     found = []
-    for op in rules.operations(next(iter(contract.body.operations)).operation):
+    for op in operations(next(iter(contract.body.operations)).operation):
         if op.name == "memref.alloc":
             kind = op.results[0].type
             count = 1

@@ -10,7 +10,8 @@ from typing import Any
 
 from tapeout.codegen import tile_builder as t
 from tapeout.codegen.ascend.lower_tile_memory import ROW_LOOP, is_access, lanes, lower_access
-from tapeout.codegen.tile_arithmetic import element, tile_type
+from tapeout.codegen.ascend.scalars import tiles_to_scalars
+from tapeout.codegen.tile_arithmetic import element
 from tapeout.dialects._mlir import arith, func, ir, scf, tensor
 
 Value = Any
@@ -53,6 +54,7 @@ def lower_tile_to_hivm(module: ir.Module) -> None:
     module.context.allow_unregistered_dialects = True
     with module.context, ir.Location.unknown():
         function = _contract_function(module)
+        tiles_to_scalars(function.entry_block)
         _order_round_trips(function.operation)
         for op in list(operations(function.operation)):
             _lower(op)
@@ -205,8 +207,9 @@ def _meet() -> None:
 
 
 def _lower(op: Any) -> None:
-    if "tile.exact" in op.attributes:
-        del op.attributes["tile.exact"]
+    for hint in ("tile.exact", "tile.pick", "tile.join"):
+        if hint in op.attributes:
+            del op.attributes[hint]
     lower = lower_access if is_access(op) else _LOWER.get(op.name)
     if lower is None:
         return

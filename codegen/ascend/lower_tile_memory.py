@@ -107,11 +107,13 @@ def _clamped(rows: Value, most: int) -> Value:
     return t.minimum(t.maximum(rows, 0), most)
 
 
+def load_number(op: Any) -> Value:
+    """The scalar behind a load of rank 0."""
+    return _cell(op.base, _offset(op, tile.integers(op.shape)))
+
+
 def _load(op: Any) -> Value:
     box = t.shape_of(op.out)
-    if not box:
-        number = _cell(op.base, _offset(op, tile.integers(op.shape)))
-        return linalg.fill(number, outs=[tensor.empty([], number.type)])
     local = _allocated(op.out.type)
     source, valid = _box(op, box)
     target = local
@@ -122,14 +124,8 @@ def _load(op: Any) -> Value:
 
 
 def _store(op: Any) -> None:
-    value, box = op.value, t.shape_of(op.value)
-    if not box:  # a store of one number is a box of one
-        value, box = tensor.expand_shape(tile_type([1], element_of(value)), value, [], [], [1]), [1]
-    shape = tile.integers(op.shape)
-    if len(box) > len(t.shape_of(op.value)):
-        _written(value, cast_view(op.base, _offset(op, shape), [1], [1]))
-        return
-    view, valid = _box(op, box)
+    value = op.value
+    view, valid = _box(op, t.shape_of(value))
     for rows in valid:
         value, view = rows_of_tile(value, 0, rows), rows_of_view(view, 0, rows)
     _written(value, view)

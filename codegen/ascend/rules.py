@@ -39,14 +39,14 @@ def signature(function: Any) -> Iterator[str]:
 def elements(function: Any) -> Iterator[str]:
     """Only element types that LLVM 19 parses; no generic elementwise ops; no run-time allocations."""
     for op in operations(function):
-        kinds = {_element(v) for v in (*op.operands, *op.results)} - ELEMENTS - {None}
+        kinds = {_element(v) or "index" for v in (*op.operands, *op.results)} - ELEMENTS
         if kinds:
             yield f"'{op.name}' has elements {', '.join(sorted(kinds))}, which the Ascend compiler does not parse; hold them as i8"
         if op.name == "linalg.generic":
             yield "'linalg.generic' is not taken; use arith and math ops on tensors"
         if op.name == "memref.alloc" and not op.results[0].type.has_static_shape:
             yield "'memref.alloc' has a run-time size; take a static box and a valid extent"
-        if op.name == "tile.load" or op.name.startswith("tile."):
+        if op.name.startswith("tile."):
             yield f"'{op.name}' is left from the tile dialect"
 
 

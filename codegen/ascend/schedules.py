@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from tapeout.codegen.cpu.schedules import divisor
 from tapeout.codegen.kernel import Request, Schedule, width
 from tapeout.codegen.row_values import columns_of
-from tapeout.dialects.types import Tensor
+from tapeout.dialects.types import Blocks, Tensor
 
 Row = Schedule | Callable[[Request], Schedule]
 
@@ -69,9 +69,11 @@ def _moved(request: Request) -> Schedule:
 
 
 def _attend(request: Request) -> Schedule:
-    """Heads that share decoded keys, and keys a block."""
+    """Heads that share decoded keys, and keys a block: less of both where rows of FP4 are decoded in even and odd columns."""
     settings = request.of("mla.attend") if request.op.startswith("nn.fused") else dict(request.attributes)
-    return {"block_heads": divisor(settings["heads"], 16), "block_keys": 32}
+    entries = request.operands[5] if len(request.operands) > 5 else None
+    packed = isinstance(entries, Blocks) and entries.entry.number.element == "f4E2M1FN"
+    return {"block_heads": divisor(settings["heads"], 8 if packed else 16), "block_keys": 16 if packed else 32}
 
 
 SELECTION: Schedule = {"workspace_bytes": 256 << 20, "chunk": 4096, "block_keys": 32, "block_places": 512}

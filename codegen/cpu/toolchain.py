@@ -4,6 +4,7 @@ Same module and CPU, same bytes: the target's features stand on every function, 
 outside tool; libraries need nothing but the C library's memory functions, which every process has.
 """
 
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -30,10 +31,26 @@ class ToolchainError(RuntimeError):
     """A kernel that does not lower, or a linker that is missing or fails."""
 
 
+class ToolMissing(ToolchainError):
+    """There is no linker on this machine."""
+
+
+class StackExceeded(ToolchainError):
+    """Tiles of a kernel that do not fit on the stack: its schedule row is too large."""
+
+
+def probe() -> str:
+    """The path of the linker; raises `ToolMissing`. Needed once, before kernels are compiled for a library."""
+    found = shutil.which("cc")
+    if found is None:
+        raise ToolMissing("found no C compiler driver `cc` on the path; linking kernels for the CPU needs it: install gcc or clang")
+    return found
+
+
 def compile_object(module: ir.Module, target: Cpu | None = None) -> bytes:
     """A relocatable object with one kernel (`void NAME(void **, int64_t, int64_t)`). `module` is not changed.
 
-    Raises `ToolchainError` where its tiles do not fit on the stack.
+    Raises `StackExceeded` where its tiles do not fit on the stack.
     """
     target, name = target or cpu(), kernel_name(module)
     copy = _copy(module)
@@ -44,8 +61,8 @@ def compile_object(module: ir.Module, target: Cpu | None = None) -> bytes:
 def _require_stack(name: str, sizes: list[int], target: Cpu) -> None:
     if sum(sizes) > target.stack_bytes:
         largest = ", ".join(map(str, sizes[:4]))
-        raise ToolchainError(f"kernel {name} keeps {sum(sizes)} bytes of tiles on the stack, {target.name} allows {target.stack_bytes} "
-                             f"(the largest are {largest}); make its blocks smaller")  # fmt: skip
+        raise StackExceeded(f"kernel {name} keeps {sum(sizes)} bytes of tiles on the stack, {target.name} allows {target.stack_bytes} "
+                            f"(the largest are {largest}); make its blocks smaller")  # fmt: skip
 
 
 def _copy(module: ir.Module) -> ir.Module:
@@ -105,7 +122,7 @@ def executor_object(target: Cpu | None = None) -> bytes:
 def link(objects: Mapping[str, bytes], path: Path) -> None:
     """Links objects (kernel name -> bytes, in sorted order) and exports the kernels' names and `tapeout_execute`, if among them.
 
-    Raises `ToolchainError` with the linker's words.
+    Raises `ToolMissing`, or `ToolchainError` with the linker's words.
     """
     with tempfile.TemporaryDirectory() as folder:
         files = []
@@ -119,7 +136,7 @@ def link(objects: Mapping[str, bytes], path: Path) -> None:
 
 def _run_linker(arguments: list[str]) -> None:
     command = [
-        "cc",
+        probe(),
         "-shared",
         "-nostdlib",
         "-Wl,--build-id=none",
@@ -129,9 +146,6 @@ def _run_linker(arguments: list[str]) -> None:
         "-Wl,-s",
         *arguments,
     ]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError as error:
-        raise ToolchainError("no C compiler driver `cc` on the path; install gcc or clang to link kernels") from error
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
         raise ToolchainError(f"linking failed: {done.stderr.strip()}")

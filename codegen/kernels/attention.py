@@ -33,11 +33,22 @@ class _Keys:
 @dataclass(frozen=True)
 class _Form:
     """How a target multiplies: keys a block; whether the two halves of FP4 columns are joined again, so that all sources share one set of
-    sums; whether a share is multiplied as two BF16 pieces (16 bits) instead of in f32."""
+    sums; whether a share is multiplied as two BF16 pieces (16 bits) instead of in f32; whether keys are the left factor of both products,
+    so that tiles are [keys, heads] and sums [D, heads]."""
 
     block_keys: int
     joined: bool
     split: bool
+    keys_first: bool
+
+    @property
+    def keys(self) -> int:
+        """The axis of keys in logits, and of columns in sums."""
+        return 0 if self.keys_first else 1
+
+    def spread(self, by_head: Value, extent: int) -> Value:
+        """Numbers of heads along that axis."""
+        return t.broadcast(by_head, self.keys, extent)
 
 
 def _settings(request: Request) -> dict[str, Any]:
@@ -62,7 +73,7 @@ def attend(request: Request, schedule: Schedule) -> Kernel:
     settings, fused = _settings(request), request.op.startswith("nn.fused")
     heads, block = settings["heads"], schedule["block_heads"]
     columns = width(request.operands[0]) // heads
-    form = _Form(schedule["block_keys"], bool(schedule.get("joined")), bool(schedule.get("split")))
+    form = _Form(schedule["block_keys"], *(bool(schedule.get(name)) for name in ("joined", "split", "keys_first")))
     has_entries = isinstance(request.operands[5], Blocks) if len(request.operands) > 5 else False
 
     def body(*buffers: Value) -> None:
@@ -105,16 +116,17 @@ def _attended(q: Value, window: _Keys, entries: _Keys | None, sink: Value, scale
     out = _whole(sums)
     if entries is not None and not form.joined:
         last, total, *sums = _over(_halves(q, entries.rows, form), entries, [peak, total], scale, form)
-        out, peak = t.add(_by_head(out, t.exp(t.sub(peak, last))), _whole(sums)), last
+        out, peak = t.add(_by_head(out, t.exp(t.sub(peak, last)), form), _whole(sums)), last
     highest = t.maximum(peak, sink)
     kept = t.exp(t.sub(peak, highest))
     whole = t.add(t.mul(total, kept), t.exp(t.sub(sink, highest)))
     share = t.div(kept, t.select(t.greater(whole, 0.0), whole, 1.0))
-    return _by_head(out, share)
+    out = _by_head(out, share, form)
+    return t.transpose(out) if form.keys_first else out
 
 
-def _by_head(x: Value, factor: Value) -> Value:
-    return t.mul(x, t.broadcast(factor, 1, t.shape_of(x)[1]))
+def _by_head(x: Value, factor: Value, form: _Form) -> Value:
+    return t.mul(x, form.spread(factor, t.shape_of(x)[form.keys]))
 
 
 Halves = list[Value]  # a head's columns in one tile, or its even and its odd ones
@@ -132,22 +144,24 @@ def _whole(parts: Halves) -> Value:
 def _over(q: Halves, keys: _Keys, start: list[Value], scale: float, form: _Form) -> list[Value]:
     """Online softmax over one source from (peak, total) [heads], and sums if there are any: the new peak, total and sums, one for each of `q`."""
     heads, block = t.shape_of(q[0])[0], form.block_keys
-    sums = start[2:] or [t.full(t.shape_of(part), 0.0) for part in q]
+    turned = [t.transpose(part) if form.keys_first else part for part in q]
+    sums = start[2:] or [t.full(t.shape_of(part), 0.0) for part in turned]
 
     def step(at: Value, peak: Value, total: Value, *sums: Value) -> list[Value]:
         left = t.sub(keys.count, at)
         seen = t.less(t.iota(block), t.splat(left, [block]))
         values = _decoded(keys.rows, keys.ids, t.add(keys.first, at), block, t.minimum(left, block), seen)
         values = [t.interleave(*values)] if len(values) > len(q) else values
-        logits = t.full([heads, block], 0.0)
-        for part, value in zip(q, values, strict=True):
-            logits = t.dot(part, t.transpose(t.exact_bf16(value)), logits)
-        logits = t.select(t.broadcast(seen, 0, heads), t.mul(logits, scale), LOWEST)
-        grown = t.maximum(peak, t.reduce(logits, "max", 1))
+        logits = t.full([block, heads] if form.keys_first else [heads, block], 0.0)
+        for part, value in zip(turned, values, strict=True):
+            exact = t.exact_bf16(value)
+            logits = t.dot(exact, part, logits) if form.keys_first else t.dot(part, t.transpose(exact), logits)
+        logits = t.select(t.broadcast(seen, 1 - form.keys, heads), t.mul(logits, scale), LOWEST)
+        grown = t.maximum(peak, t.reduce(logits, "max", form.keys))
         kept = t.exp(t.sub(peak, grown))
-        shares = t.exp(t.sub(logits, t.broadcast(grown, 1, block)))
-        total = t.add(t.mul(total, kept), t.reduce(shares, "add", 1))
-        return [grown, total, *(_weighed(shares, value, _by_head(s, kept), form) for s, value in zip(sums, values, strict=True))]
+        shares = t.exp(t.sub(logits, form.spread(grown, block)))
+        total = t.add(t.mul(total, kept), t.reduce(shares, "add", form.keys))
+        return [grown, total, *(_weighed(shares, value, _by_head(s, kept, form), form) for s, value in zip(sums, values, strict=True))]
 
     return t.loop(0, keys.count, block, [*start[:2], *sums], step)
 
@@ -155,10 +169,14 @@ def _over(q: Halves, keys: _Keys, start: list[Value], scale: float, form: _Form)
 def _weighed(shares: Value, value: Value, acc: Value, form: _Form) -> Value:
     """acc + shares value; values are BF16 numbers, so that only the shares need two pieces."""
     if not form.split:
-        return t.dot(shares, value, acc)
+        return _summed(shares, value, acc, form)
     high, exact = t.cast(shares, "bf16"), t.exact_bf16(value)
     low = t.cast(t.sub(shares, t.cast(high, "f32")), "bf16")
-    return t.dot(low, exact, t.dot(high, exact, acc))
+    return _summed(low, exact, _summed(high, exact, acc, form), form)
+
+
+def _summed(shares: Value, value: Value, acc: Value, form: _Form) -> Value:
+    return t.dot(t.transpose(value), shares, acc) if form.keys_first else t.dot(shares, value, acc)
 
 
 def _decoded(rows: Rows, ids: Value, first: Value, count: int, valid: Value, seen: Value) -> Halves:

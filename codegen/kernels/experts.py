@@ -177,9 +177,9 @@ def expert_linear(request: Request, schedule: Schedule) -> Kernel:
 
     work = (Workspace("i32", lambda rows: rows * choices * (n // block_n)),) if gathered else ()
     codes = ("fp4_split", *([f"panels:{schedule['panel']}"] if schedule["panel"] else []))
-    layout = Layout() if schedule.get("weights_first") else Layout(codes, ("transpose",))
-    order = f"column: sum over k in blocks of {schedule['block_k']}" if schedule.get("weights_first") else f"column: sum over k in halves of {FP4_HALF}"
-    return Kernel(body, lambda *b: [experts, n // block_n], f"{order}, ascending", {1: layout}, work)
+    weights_first = bool(schedule.get("weights_first"))
+    layout, step = (Layout(), schedule["block_k"]) if weights_first else (Layout(codes, ("transpose",)), FP4_HALF)
+    return Kernel(body, lambda *b: [experts, n // block_n], f"column: sum over k in blocks of {step}, ascending", {1: layout}, work)
 
 
 def _expert_block(request: Request, schedule: Schedule, b: Bound, expert: Value, n0: Value, m0: Value, end: Value, base: Value) -> Value:

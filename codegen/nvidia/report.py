@@ -32,6 +32,7 @@ class Report:
     occupancy: float
     instructions: tuple[tuple[str, int], ...]
     scaled_products: int
+    tensor_columns: int
 
 
 KINDS = ("wgmma.mma_async", "tcgen05.mma", "block_scale", "mma.sync", "cp.async", "bar.sync")
@@ -49,7 +50,7 @@ def report(log: str, ptx: str, chip: Chip, warps: int, shared: int, tensor_colum
     counted = tuple((kind, sum(kind in line for line in lines)) for kind in KINDS)
     return Report(registers, number(r"(\d+) bytes spill stores"), number(r"(\d+) bytes spill loads"), number(r"(\d+) bytes stack frame"),
                   number(r"(\d+) bytes smem"), shared, threads, occupancy(chip, threads, max(registers, 1), shared, tensor_columns),
-                  tuple((kind, n) for kind, n in counted if n), scaled_products)
+                  tuple((kind, n) for kind, n in counted if n), scaled_products, tensor_columns)
 
 
 def before(family: str, schedule: Mapping[str, Any], source: Source, chip: Chip) -> list[str]:
@@ -71,6 +72,9 @@ def after(family: str, found: Report, chip: Chip) -> list[str]:
     if total > chip.shared_bytes_per_block:
         wrong.append(f"{family}: {total} bytes of shared memory; {chip.name} gives a block {chip.shared_bytes_per_block}: "
                      "choose smaller blocks or fewer stages")
+    if found.tensor_columns > chip.tensor_memory_columns:
+        wrong.append(f"{family}: {found.tensor_columns} columns of tensor memory; {chip.name} has {chip.tensor_memory_columns}: "
+                     "choose smaller blocks")
     if family in SPILL_FREE and found.spill_stores + found.spill_loads:
         wrong.append(f"{family}: spills {found.spill_stores} bytes; expected none: choose smaller blocks or more warps")
     if found.scaled_products and chip.scaled_products and not counts.get("block_scale"):

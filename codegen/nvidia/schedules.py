@@ -110,10 +110,12 @@ def _moved(request: Request, chip: Chip) -> Schedule:
 
 
 def _attend(request: Request, chip: Chip) -> Schedule:
-    """Sums of 64 heads fill the tensor memory; without it, those of 16 fill the registers."""
+    """All heads share decoded keys. Sums lie in tensor memory; without it they fill the registers, and keys come first: the second product
+    then reads both factors from shared memory."""
     settings = request.of("mla.attend") if request.op.startswith("nn.fused") else dict(request.attributes)
-    heads, keys, warps = (64, 16, 8) if chip.tensor_memory_bytes else (16, 32, 4)
-    return _compiled({"block_heads": power(settings["heads"], heads), "block_keys": keys, "joined": 1, "split": 1}, warps, 2)
+    keys, keys_first = (16, 0) if chip.tensor_memory_bytes else (32, 1)
+    sizes = {"block_heads": power(settings["heads"], 64), "block_keys": keys}
+    return _compiled({**sizes, "joined": 1, "split": 1, "keys_first": keys_first}, 8, 2)
 
 
 def _selection(request: Request, chip: Chip) -> Schedule:
@@ -169,6 +171,19 @@ PLAIN = _fixed()
 def schedule_for(chip: Chip) -> Callable[[str, Request], Schedule]:
     """The function that gives a chip's row for a family and a request."""
     return lambda family, request: ROWS.get(family, PLAIN)(request, chip)
+
+
+def for_bucket(family: str, request: Request, row: Schedule, rows: int) -> Schedule:
+    """The row for a launch of at most `rows` rows: fewer tokens a block, all else as it is, so that a row's sums keep their order and bits."""
+    if not row.get("weights_first"):
+        return row
+    share = 1.0
+    if family == "expert_linear":
+        experts = request.operands[1]
+        assert isinstance(experts, Tensor)
+        share = 2 * columns_of(request.operands[2]) / experts.sized(0)[0]  # twice the mean: pairs are not spread evenly
+    most = 64 if family == "expert_linear" else 128
+    return {**row, "block_m": max(16, min(most, _padded(max(1, int(rows * share)))))}
 
 
 def launch_settings(schedule: Mapping[str, Any]) -> tuple[int, int]:

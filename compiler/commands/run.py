@@ -33,6 +33,7 @@ def command(
     workers: Annotated[int | None, typer.Option(help="threads; default: the processors")] = None,
     device: Annotated[Device | None, typer.Option(help="which of the artifact's targets; default: this machine's GPU, else its processors")] = None,
     out: Annotated[Path | None, typer.Option(help="write JSON lines here")] = None,
+    trace: Annotated[Path | None, typer.Option(help="write what happened in each step here, as Trace Event JSON for Perfetto")] = None,
     stats: Annotated[bool, typer.Option("--stats", help="print totals")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON lines")] = False,
 ) -> None:
@@ -44,7 +45,7 @@ def command(
 
     defaults = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
     asked = read_prompts(prompt or [], prompts, token_ids, defaults)
-    run = Run.of(artifact, weights, asked, workers, None if device is None else device.value)
+    run = Run.of(artifact, weights, asked, workers, None if device is None else device.value, trace)
     lines = result_lines(run, asked)
     if out is not None:
         write_lines(out, lines)

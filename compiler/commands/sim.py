@@ -58,6 +58,40 @@ def speculation(
     report.emit(data, as_json, lambda: _show(data, out))
 
 
+@command.command()
+def serving(
+    arrivals: Annotated[Path | None, typer.Option(help="JSON lines: at_ms, prompt_tokens, output_tokens, group, shared_tokens")] = None,
+    requests: Annotated[int, typer.Option(min=1, max=1_000_000, help="requests to draw")] = 500,
+    rate: Annotated[float, typer.Option(help="requests a second")] = 8.0,
+    seed: Annotated[int, typer.Option(min=0, help="of the drawn load")] = 0,
+    shared: Annotated[float, typer.Option(help="share of each prompt that its group has in common")] = 0.5,
+    slots: Annotated[int, typer.Option(min=1, max=4096, help="sequences at a time")] = 64,
+    blocks: Annotated[int, typer.Option(min=2, help="cache blocks of 128 tokens")] = 4096,
+    drafts: Annotated[int, typer.Option(min=0, max=8, help="drafts verified a step")] = 0,
+    in_flight: Annotated[int, typer.Option(min=0, max=2, help="steps planned ahead; 0 is synchronous")] = 1,
+    cache: Annotated[bool, typer.Option(help="reuse prefixes")] = True,
+    as_json: Json = False,
+) -> None:
+    """Run arrivals through the scheduler on a device without a model: waits, idle slots, prefix hits, preemptions."""
+    from tapeout.compiler import report
+    from tapeout.runtime.sim import serving as simulator
+
+    scenario = simulator.ServingScenario(slots=slots, blocks=blocks, drafts=drafts, in_flight=in_flight, is_caching=cache)
+    drawn = simulator.drawn_arrivals(requests, rate, seed, shared=shared) if arrivals is None else simulator.recorded_arrivals(arrivals)
+    data = simulator.simulated_serving(drawn, scenario)
+    report.emit(data, as_json, lambda: _show_serving(data))
+
+
+def _show_serving(data: dict[str, Any]) -> None:
+    from tapeout.compiler import report
+
+    names = [
+        "seconds", "output_tokens_per_s", "queue_ms_p50", "queue_ms_p99", "queue_ms_max", "ttft_ms_p50", "ttft_ms_p99", "between_tokens_ms_p50",
+        "idle_slot_share", "hit_share", "replayed_rows", "preemptions", "recomputed_rows", "wasted_rows", "evictions", "steps", "mixed_steps",
+    ]  # fmt: skip
+    report.table(f"{data['requests']} requests, {data['scenario']['slots']} slots", ["what", "found"], [[name, data[name]] for name in names])
+
+
 def _show(data: dict[str, Any], out: Path | None) -> None:
     from tapeout.compiler import report
 

@@ -52,8 +52,11 @@ class Device(Protocol):
     def table(self, calls: Sequence[Call]) -> Any:
         """Calls to be run in order, packed once. Every call may read what an earlier one wrote."""
 
-    def run(self, table: Any) -> None:
-        """Runs a table: regions for inputs as the host left them, regions for results on the host afterwards."""
+    def run(self, table: Any, *, alone: bool = False) -> None:
+        """Runs a table: regions for inputs as the host left them, regions for results on the host afterwards.
+
+        `alone` says that the work is too short to be shared: a device of several workers then uses one, with the same bits.
+        """
 
     def upload(self, region: Region, size: int) -> None:
         """Makes the first `size` bytes of a region what the host wrote there."""

@@ -1,15 +1,15 @@
 """The CPU device: a kernel library, launch tables, and a queue served by worker threads.
 
 Each worker makes one native call for a queue entry; the library splits every kernel's grid by worker number and puts a barrier
-between launches, so no Python runs inside an entry. The calling thread is worker 0. Tables hold raw addresses: whoever makes one
-keeps its buffers alive (`program.py` does).
+between launches, so no Python runs inside an entry. Tables hold raw addresses: whoever makes one keeps its buffers alive
+(`program.py` does).
 """
 
 import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -24,7 +24,7 @@ from tapeout.runtime.errors import LibraryUnloadable, SymbolMissing, WorkersRefu
 BARRIER_CELLS = 8  # int64, zero at the start of each entry
 MOST_WORKERS = 256
 
-Work = SimpleQueue["tuple[int, int] | None"]
+Work = SimpleQueue["tuple[int, int, int] | None"]  # address of a table, launches, number of the entry
 
 
 @dataclass(frozen=True)
@@ -64,15 +64,15 @@ class CpuDevice:
         self._path = library
         self._memory: list[NDArray[np.uint8]] = []
         self._lock = threading.Lock()
-        self._done: SimpleQueue[None] = SimpleQueue()
-        self._queues: list[Work] = [SimpleQueue() for _ in range(self.workers - 1)]
-        self._threads = [
-            threading.Thread(target=_serve, args=(queue, self._done, self._call(worker)), name=f"tapeout-{worker}", daemon=True)
-            for worker, queue in enumerate(self._queues, start=1)
-        ]
+        self._asked = 0  # entries handed to the workers, and so the number of the last one
+        self._done: SimpleQueue[int] = SimpleQueue()
+        self._queues: list[Work] = [SimpleQueue() for _ in range(self.workers if self.workers > 1 else 0)]
+        calls = [self._call(worker) for worker in range(len(self._queues))]
+        self._threads = [threading.Thread(target=target, args=arguments, name=f"tapeout-{worker}", daemon=True)
+                         for worker, (target, arguments) in enumerate(_crew(self._queues, calls, self._done))]  # fmt: skip
         for thread in self._threads:
             thread.start()
-        self._stop = weakref.finalize(self, _stop, self._queues)
+        self._stop = weakref.finalize(self, _stop, self._queues[:1])
 
     def kernel(self, symbol: str) -> int:
         """The address of a kernel. Raises SymbolMissing."""
@@ -102,25 +102,36 @@ class CpuDevice:
     def download(self, region: Region, size: int) -> None:
         """Nothing: the memory is shared."""
 
-    def run(self, table: LaunchTable) -> None:
-        """Executes a table on all workers and returns when the last one is through."""
+    def run(self, table: LaunchTable, *, alone: bool = False) -> None:
+        """Executes a table and returns when the last worker is through; `alone` keeps it on the calling thread, with the same bits.
+
+        An interrupt is raised after the entry has ended on every worker, so that the device can be used again.
+        """
         if not table.count:
             return
         if not self._stop.alive:
             raise WorkersRefused("run", "a closed device", "an open one", remedy="make another engine")
         start, count = address(table.launches), table.count
         with self._lock:
-            self._barrier[:] = 0
-            if not self._queues:
+            if alone or not self._queues:
+                self._barrier[:] = 0
                 self._execute(start, count, 0, 1, self._barrier_address)
                 return
-            for queue in self._queues:
-                queue.put((start, count))
+            self._asked += 1
+            self._queues[0].put((start, count, self._asked))
+            self._wait()
+
+    def _wait(self) -> None:
+        """Waits for the entry asked for last, whatever interrupts come meanwhile; raises the first of them afterwards."""
+        interrupt: BaseException | None = None
+        while True:
             try:
-                self._execute(start, count, 0, self.workers, self._barrier_address)
-            finally:
-                for _ in self._queues:
-                    self._done.get()
+                if self._done.get() == self._asked:
+                    break
+            except BaseException as error:
+                interrupt = interrupt or error
+        if interrupt is not None:
+            raise interrupt
 
     def close(self) -> None:
         """Ends the workers; further runs are not allowed. May be called twice."""
@@ -140,14 +151,44 @@ class NativeCall:
         self._barrier = barrier
         self._address = address(barrier)
 
+    def clear(self) -> None:
+        """Opens the barrier's first round; only while no worker is in a call."""
+        self._barrier[:] = 0
+
     def __call__(self, start: int, count: int) -> None:
         self._execute(start, count, self._worker, self._workers, self._address)
 
 
-def _serve(queue: Work, done: "SimpleQueue[None]", call: NativeCall) -> None:
+Crew = list[tuple[Callable[..., None], tuple[object, ...]]]
+
+
+def _crew(queues: Sequence[Work], calls: Sequence[NativeCall], done: "SimpleQueue[int]") -> Crew:
+    """What each worker's thread runs: worker 0 hands entries on and reports their end, so that an interrupted caller leaves none half begun."""
+    if not queues:
+        return []
+    through: SimpleQueue[None] = SimpleQueue()
+    follow: Crew = [(_follow, (queue, through, call)) for queue, call in zip(queues[1:], calls[1:], strict=True)]
+    return [(_lead, (queues[0], queues[1:], through, calls[0], done)), *follow]
+
+
+def _lead(queue: Work, others: Sequence[Work], through: "SimpleQueue[None]", call: NativeCall, done: "SimpleQueue[int]") -> None:
     while (item := queue.get()) is not None:
-        call(*item)
-        done.put(None)
+        start, count, number = item
+        call.clear()
+        for other in others:
+            other.put(item)
+        call(start, count)
+        for _ in others:
+            through.get()
+        done.put(number)
+    for other in others:
+        other.put(None)
+
+
+def _follow(queue: Work, through: "SimpleQueue[None]", call: NativeCall) -> None:
+    while (item := queue.get()) is not None:
+        call(*item[:2])
+        through.put(None)
 
 
 def _stop(queues: Sequence[Work]) -> None:

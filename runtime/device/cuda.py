@@ -284,7 +284,7 @@ class CudaDevice:
         if needed > self._scratch_bytes:
             self._scratch, self._scratch_bytes = self._allocated(needed, "scratch of kernels"), needed
 
-    def run(self, table: GraphTable) -> None:
+    def run(self, table: GraphTable, *, alone: bool = False) -> None:
         """Launches a graph and waits for it. Raises DeviceFailed."""
         with self._lock:
             self._enter()

@@ -83,10 +83,10 @@ class NullDevice:
     def execute(self, prepared: Prepared) -> StepResult:
         """Runs a step. Raises StepLost by script, RuntimeError where the scheduler broke a rule."""
         step, self._tables = prepared
+        self._before(step)
         if self.model.loses(step):
             self._broken |= {*zip(step.slots.tolist(), step.epochs.tolist(), strict=True), *((p.slot, p.epoch) for p in step.pieces)}
             raise StepLost(f"step {step.number}", "a loss by script")
-        self._before(step)
         self._learn(step)
         widths = self._widths(step)
         decode = list(zip(step.slots.tolist(), step.epochs.tolist(), widths.tolist(), strict=True))
@@ -102,7 +102,7 @@ class NullDevice:
         for owner, answer in zip(owners, answers, strict=True):
             if owner not in self._broken:
                 self._settle(owner[0], answer)
-        saved = [self._window(save.slot, save.end) for save in step.saves]
+        saved = [b"" if (save.slot, save.epoch) in self._broken else self._window(save.slot, save.end) for save in step.saves]
         self.steps += 1
         ms = self.model.ms(int(widths.sum()), step.prompt_rows)
         if self.clock is not None:
@@ -251,7 +251,8 @@ class NullDevice:
 
     # -- rings
 
-    def _ring_write(self, half: int, slot: int, positions: Sequence[int] | NDArray[np.int64], tokens: Sequence[int] | NDArray[np.int64]) -> None:
+    def _ring_write(self, half: int, slot: int, positions: Sequence[int] | NDArray[np.int64],
+                    tokens: Sequence[int] | NDArray[np.int64]) -> None:  # fmt: skip
         if self.rules is not None:
             ring, at = self._rings[half, slot], np.asarray(positions, np.int64)
             ring[at % len(ring), 0], ring[at % len(ring), 1] = at, tokens

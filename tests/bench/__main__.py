@@ -16,6 +16,7 @@ RUNS: list[tuple[str, list[str], dict[str, str]]] = [
     ("a decode step of one sequence", ["tests.bench.decode"], NATIVE),
     ("what the engine adds to a step", ["tests.bench.step_overhead"], NATIVE),
     ("planning a step", ["tests.bench.bench_planner"], NATIVE),
+    ("scheduling and committing a step", ["tests.bench.bench_schedule"], NATIVE),
 ]
 
 

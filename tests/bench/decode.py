@@ -60,9 +60,9 @@ def _timed(engine: Engine) -> tuple[list[float], list[float], LaunchTable]:
     native, steps, seen = [], [], []
     run = engine.device.run
 
-    def timed(table: LaunchTable) -> None:
+    def timed(table: LaunchTable, **how: bool) -> None:
         start = perf_counter()
-        run(table)
+        run(table, **how)
         native.append(perf_counter() - start)
         seen.append(table)
 

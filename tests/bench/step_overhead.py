@@ -23,9 +23,9 @@ def overhead_ms(directory: Path, workers: int, drafts: bool) -> tuple[float, flo
     native: list[float] = []
     run = engine.device.run
 
-    def timed(table: LaunchTable) -> None:
+    def timed(table: LaunchTable, **how: bool) -> None:
         start = perf_counter()
-        run(table)
+        run(table, **how)
         native.append(perf_counter() - start)
 
     engine.device.run = timed  # type: ignore[method-assign]

@@ -5,6 +5,7 @@ import pytest
 
 from tapeout.models.deepseek_v41.config import parse_config
 from tapeout.models.deepseek_v41.reference import Reference
+from tapeout.runtime.errors import PromptRefused
 from tests.end_to_end.conftest import Model, prompt
 from tests.models.noise import noise_floor
 
@@ -87,6 +88,12 @@ def test_candidates_restrict_beyond_sixty_four_entries(model: Model) -> None:
     blocks = [len(c) for c in out.candidates]
     assert max(blocks) == model.config.text.candidate_topk_blocks
     assert -(-131 // model.config.text.candidate_block_size) > max(blocks)
+
+
+def test_the_image_token_is_refused(model: Model) -> None:
+    """The artifact runs the text path; an image position would be wrong, not slow."""
+    with model.engine() as engine, pytest.raises(PromptRefused, match="509, the image token"):
+        engine.forward([(0, [65, model.config.image_token_id])])
 
 
 def test_a_slot_that_was_used_before_makes_no_difference(model: Model) -> None:

@@ -11,6 +11,12 @@ BATCHES = (1, 2, 3, 7, 16, 44, 64)
 SLOT = 5
 
 
+@pytest.fixture(autouse=True)
+def every_step_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short steps would stay on one worker: here they do not, so that worker counts are really compared."""
+    monkeypatch.setattr("tapeout.runtime.program.BARRIER_SECONDS", 0.0)
+
+
 def _decoded(model: Model, others: int, reverse: bool, workers: int) -> bytes:
     """Logits of one prompt and two decode steps with `others` further sequences in every step."""
     with model.engine(workers=workers) as engine:

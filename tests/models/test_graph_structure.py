@@ -56,10 +56,10 @@ def count(function: Any) -> Counter[str]:
 
 
 def test_real_model_builds_in_seconds() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     with ir.Context():
         build_graph(shipped_config("v4.1-flash"), OPTIONS["v4.1-flash"])
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
 
 
 def test_every_function_has_the_ops_of_its_layers(built: tuple[ModelConfig, ir.Module]) -> None:

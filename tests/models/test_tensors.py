@@ -149,9 +149,9 @@ def test_the_boundary_layer_has_no_compressor_gate() -> None:
 
 
 def test_the_table_of_the_released_model_takes_no_second() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     tensor_table(FLASH)
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
 
 
 def test_active_parameters_per_token() -> None:

@@ -70,10 +70,12 @@ class Serving:
         assert not scheduler.has_work and not scheduler.roster.waiting
 
 
-def serving(*, slots: int = 8, blocks: int = 64, block_tokens: int = 8, max_context: int = 200, max_rows: int = 64, rules: ReplayRules | None = None,
-            caching: bool = True, drafts: int = 0, depth: int = 0, policy: Policy = Policy.PRODUCTION, snapshot_bytes: int = 0,
-            disk: DiskTier | None = None, model: dict[str, Any] | None = None, background: bool = False, recorder: Recorder | None = None,
-            **options: Any) -> Serving:  # fmt: skip
+def serving(
+    *, slots: int = 8, blocks: int = 64, block_tokens: int = 8, max_context: int = 200, max_rows: int = 64, rules: ReplayRules | None = None,
+    caching: bool = True, drafts: int = 0, depth: int = 0, policy: Policy = Policy.PRODUCTION, snapshot_bytes: int = 0,
+    disk: DiskTier | None = None, model: dict[str, Any] | None = None, background: bool = False, recorder: Recorder | None = None,
+    **options: Any,
+) -> Serving:  # fmt: skip
     """A small engine: window 8, backtracking `drafts` + 1, compact replay of window + backtracking rows."""
     clock = Clock()
     table = np.zeros((slots, -(-max_context // block_tokens)), np.int32)
@@ -81,8 +83,11 @@ def serving(*, slots: int = 8, blocks: int = 64, block_tokens: int = 8, max_cont
     rules = rules or ReplayRules(Mode.COMPACT, 8 + drafts + 1, window=8, backtrack=drafts + 1, block=block_tokens)
     store = SnapshotStore(snapshot_bytes, 600.0, clock, disk) if snapshot_bytes else None
     index = PrefixIndex(pool, rules, CacheIdentity("null"), policy, store, disk) if caching else None
-    chosen = {"max_rows": max_rows, "max_context": min(max_context, (blocks - 1) * block_tokens), "drafts": drafts, "alignment": block_tokens, "copy_slack": rules.backtrack, **options}
-    scheduler = Scheduler(SchedulerOptions(**chosen), pool, slots, index, eos_id=EOS, clock=clock, recorder=recorder)
+    chosen: dict[str, Any] = {
+        "max_rows": max_rows, "max_context": min(max_context, (blocks - 1) * block_tokens), "drafts": drafts, "alignment": block_tokens,
+        "copy_slack": rules.backtrack,
+    }  # fmt: skip
+    scheduler = Scheduler(SchedulerOptions(**chosen | options), pool, slots, index, eos_id=EOS, clock=clock, recorder=recorder)
     device = NullDevice(NullModel(**{"vocabulary": VOCABULARY, "drafts": drafts, **(model or {})}), table, blocks, block_tokens, rules, clock)
     runner = Background(device) if background else Direct(device)
     return Serving(scheduler, device, Driver(scheduler, runner, depth), clock, index)

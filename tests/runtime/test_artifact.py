@@ -2,6 +2,7 @@
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from tapeout.runtime.artifact import (
     manifest_identity,
     write_artifact,
 )
-from tapeout.runtime.errors import ArtifactFolderMissing, ArtifactOccupied
+from tapeout.runtime.errors import ArtifactFolderMissing, ArtifactOccupied, ArtifactUnwritable
 from tests.runtime import toy as model
 from tests.runtime.toy import write_toy
 
@@ -62,9 +63,10 @@ def test_an_artifact_is_replaced_and_nothing_stays_beside_it(tmp_path: Path) -> 
     place = tmp_path / "artifact"
     place.mkdir()
     write_toy(place)
-    (place / "left over").write_text("x")
     write_toy(place)
-    assert "left over" not in contents(place)
+    before = contents(place)
+    write_toy(place)
+    assert contents(place) == before
     assert [path.name for path in tmp_path.iterdir()] == ["artifact"]
     load_artifact(place)
 
@@ -73,10 +75,35 @@ def test_something_else_is_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "notes.txt").write_text("mine")
     (tmp_path / "file").write_text("mine")
-    for name in ("folder", "file"):
+    (tmp_path / "site" / "src").mkdir(parents=True)
+    (tmp_path / "site" / "manifest.json").write_text("{}")
+    (tmp_path / "site" / "src" / "thesis.txt").write_text("mine")
+    write_toy(tmp_path / "added to")
+    (tmp_path / "added to" / "notes.txt").write_text("mine")
+    for name in ("folder", "file", "site", "added to"):
         with pytest.raises(ArtifactOccupied, match=r"\[A112\].*empty this one"):
             write_toy(tmp_path / name)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["added to", "file", "folder", "site"]
+    assert (tmp_path / "site" / "src" / "thesis.txt").read_text() == (tmp_path / "added to" / "notes.txt").read_text() == "mine"
+
+
+def test_a_link_is_followed_and_a_place_below_a_file_refused(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("behind")
+    write_toy(tmp_path / "link")
+    write_toy(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "behind" / "manifest.json").is_file()
+    (tmp_path / "file").write_text("mine")
+    for place in (tmp_path / "file" / "artifact", Path("/proc/artifact")):
+        with pytest.raises(ArtifactUnwritable, match=r"\[A113\]"):
+            write_toy(place)
+
+
+def test_writers_of_one_folder_take_turns(tmp_path: Path) -> None:
+    """Eight at once: every one succeeds, one whole artifact stays, and nothing beside it."""
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: write_toy(tmp_path / "artifact"), range(8)))
+    assert [path.name for path in tmp_path.iterdir()] == ["artifact"]
+    load_artifact(tmp_path / "artifact")
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
@@ -99,9 +126,9 @@ def test_a_large_artifact_loads_quickly(tmp_path: Path) -> None:
     directory = write_artifact(tmp_path / "large", large(), {LIBRARY: model.library()})
     times = []
     for _ in range(3):
-        start = time.perf_counter()
+        start = time.process_time()
         artifact = load_artifact(directory)
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     assert sum(len(p.launches) for buckets in artifact.programs.values() for p in buckets.values()) == 5 * 3 * 400
     assert min(times) < 0.150, times
 

@@ -4,6 +4,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -142,11 +143,37 @@ def test_abandoned_devices_end_their_threads(path: Path) -> None:
     before = threading.active_count()
     device = CpuDevice(path, 3)
     threads = device._threads
-    assert threading.active_count() == before + 2
+    assert threading.active_count() == before + 3
     del device
     for thread in threads:
         thread.join(timeout=5)
         assert not thread.is_alive()
+
+
+class Interrupted:
+    """A queue whose first waiter is interrupted."""
+
+    def __init__(self, queue: Any) -> None:
+        self._queue, self._calls = queue, 0
+
+    def get(self) -> Any:
+        self._calls += 1
+        if self._calls == 1:
+            raise KeyboardInterrupt
+        return self._queue.get()
+
+
+def test_an_interrupt_is_raised_when_every_worker_is_through(path: Path) -> None:
+    """The device is then as good as before: no worker waits at a barrier for one that never comes."""
+    device = CpuDevice(path, 2)
+    a, b, out = int32([1, 2, 3]), int32([10, 20, 30]), int32([0, 0, 0])
+    table = launch_table([device.kernel("toy_add")], [[address(a), address(b), address(out), address(int32([3]))]])
+    device._done = Interrupted(device._done)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        device.run(table)
+    for _ in range(3):
+        device.run(table)
+    device.close()
 
 
 @pytest.mark.parametrize("workers", [0, -1, 257, True, 1.0, "2"])

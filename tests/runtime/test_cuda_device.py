@@ -24,10 +24,12 @@ from tapeout.runtime.artifact import (
     write_artifact,
 )
 from tapeout.runtime.artifact_set import members, open_artifact, write_set
-from tapeout.runtime.device import Call
+from tapeout.runtime.device import Call, cuda
 from tapeout.runtime.device.cuda import CudaDevice, load_driver
 from tapeout.runtime.device.memory import address, zeroed
+from tapeout.runtime.engine import Engine, EngineOptions
 from tapeout.runtime.errors import (
+    ArtifactFolderMissing,
     ArtifactOccupied,
     BinaryRefused,
     ChipMismatch,
@@ -41,11 +43,12 @@ from tapeout.runtime.errors import (
     SymbolMissing,
     TargetMissing,
 )
+from tapeout.runtime.params import SamplingParams
 from tapeout.runtime.program import Draw, LoadedPrograms, StepRows
 from tapeout.runtime.weights import bind_weights
 from tests.runtime import toy as model
 from tests.runtime.fake_cuda import FakeDriver
-from tests.runtime.toy import library, toy_logits, toy_token
+from tests.runtime.toy import library, toy_answer, toy_logits, toy_token
 
 CHIP = GpuLevel(chip="sm_90a", capability=(9, 0), cuda=(13, 0))
 BINARY = {"warps": 4, "shared_bytes": 1024, "registers": 32, "spills": 0, "local_bytes": 0, "occupancy": 0.5, "scratch": 0}
@@ -176,6 +179,22 @@ def test_one_graph_for_each_tuple_of_programs_and_nothing_is_read_for_a_launch(p
     assert driver.log[-1][1][2] == 4 * model.VOCABULARY
     programs.forward(rows_of(1, 0, PROMPT[:3], [2]))
     assert driver.names().count("cuGraphInstantiate") == 1, "the smaller bucket is another graph"
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_engine_runs_on_it(folder: Path, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch, asynchronous: bool) -> None:
+    """Requests of several lengths at once, through the engine and, where it is asynchronous, from its own thread."""
+    monkeypatch.setattr(cuda, "load_driver", lambda module=None: cuda.Driver(driver))
+    artifact = load_artifact(folder, target="sm90")
+    engine = Engine(artifact, bind_weights(artifact.weights, model.tensors()), EngineOptions(asynchronous=asynchronous, chunk_tokens=5))
+    prompts = [PROMPT, PROMPT[:1], PROMPT * 2, [4, 8]]
+    names = [engine.submit(prompt, SamplingParams(temperature=0, max_tokens=6)) for prompt in prompts]
+    while engine.has_work:
+        engine.step()
+    for name, prompt in zip(names, prompts, strict=True):
+        assert list(engine.take(name).outputs[0].token_ids) == toy_answer(prompt, 6)
+    engine.close()
+    assert not driver.memory
 
 
 # -- graphs, arguments, memory
@@ -417,5 +436,8 @@ def test_one_artifact_is_what_it_is(toy: Path, folder: Path) -> None:
     assert open_artifact(toy).target == "cpu" and open_artifact(folder).target == "sm90"
     with pytest.raises(TargetMissing, match="found cpu, expected sm90 or sm100"):
         open_artifact(toy, "cuda")
-    with pytest.raises(TargetMissing, match="found sm90, expected cpu"):
+    with pytest.raises(TargetMissing, match=r"found sm90, expected cpu - compile for it: `tapeout compile --target cpu`"):
         open_artifact(folder, "cpu")
+    for device in ("cpu", "cuda", None):
+        with pytest.raises(ArtifactFolderMissing, match="found nothing"):
+            open_artifact(folder / "none", device)  # type: ignore[arg-type]

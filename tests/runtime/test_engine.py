@@ -411,7 +411,7 @@ def test_what_the_sampler_cannot_do_is_refused_never_ignored(engine: Engine, par
 # -- refusals
 
 
-def test_submit_refuses_at_the_door(engine: Engine) -> None:
+def test_defect_6_submit_refuses_at_the_door(engine: Engine) -> None:
     engine.submit(prompt(2), GREEDY, "a")
     with pytest.raises(RequestTaken, match="request a"):
         engine.submit(prompt(2), GREEDY, "a")
@@ -423,7 +423,10 @@ def test_submit_refuses_at_the_door(engine: Engine) -> None:
     drain(engine)
 
 
-WRONG_OPTIONS = [{"cache_blocks": 1}, {"chunk_tokens": 0}, {"chunk_tokens": True}, {"cache_blocks": 2.0}, {"drafts": 1}, {"asynchronous": 1}, {"step_ms": 0}, {"max_wait_ms": "1"}]
+WRONG_OPTIONS = [
+    {"cache_blocks": 1}, {"chunk_tokens": 0}, {"chunk_tokens": True}, {"cache_blocks": 2.0}, {"drafts": 1}, {"asynchronous": 1}, {"step_ms": 0},
+    {"max_wait_ms": "1"},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("options", WRONG_OPTIONS)

@@ -79,7 +79,7 @@ def test_nothing_asked_nothing_done(llm: LLM) -> None:
     assert llm.generate([], GREEDY) == []
 
 
-def test_a_shared_seed_gives_each_request_its_own(llm: LLM) -> None:
+def test_defect_10_a_shared_seed_gives_each_request_its_own(llm: LLM) -> None:
     params = SamplingParams(seed=11, max_tokens=8, ignore_eos=True)
     results = llm.generate([[3]] * 4, params)
     assert [r.seed for r in results] == [request_seed(11, i) for i in range(4)]

@@ -131,7 +131,7 @@ def test_a4_a_million_random_events_break_no_rule() -> None:
     random_events(1_000_000, 40)
 
 
-def test_a_slot_is_given_back_once() -> None:
+def test_defect_2_a_slot_is_given_back_once() -> None:
     slots = SlotPool(3)
     assert [slots.take(), slots.take(2), slots.take()] == [0, 2, 1] and not len(slots)
     slots.give(2)

@@ -167,7 +167,7 @@ def test_every_lookup_has_one_name() -> None:
     assert (found.outcomes[Outcome.HIT], found.hit_tokens) == (2, 16)
 
 
-@pytest.mark.parametrize("shared", range(0, 3 * BLOCK + 1))
+@pytest.mark.parametrize("shared", range(3 * BLOCK + 1))
 def test_r26_the_longest_boundary_below_the_divergence_is_used(shared: int) -> None:
     found, first = index(), list(range(40))
     store(found, first)

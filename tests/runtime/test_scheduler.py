@@ -1,4 +1,4 @@
-"""Who runs when: mixed steps, admission, chunks and images, fairness (A19), preemption, life cycle, and the placeholder that cannot be packed.
+"""Who runs when: mixed steps, admission, chunks and images, fairness (A19), preemption, life cycle, the placeholder that cannot be packed.
 
 Defects of other runtimes that concern these parts are tests here, each named after what must not happen.
 """

@@ -1,11 +1,13 @@
-"""Whole engines on the null device: A3, A7, A20, the trace of 200 prompts, and faults of every kind. Tokens are compared with the model run alone."""
+"""Whole engines on the null device: A3, A7, A20, the trace of 200 prompts, faults of every kind; tokens are those of the model alone."""
 
 import random
 import threading
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tapeout.runtime.cost import decode_table
@@ -147,6 +149,33 @@ def test_r29_every_width_gives_the_same_tokens() -> None:
         outcomes.append([s.tokens(f"r{offset}") for offset in range(10)])
         s.assert_empty()
     assert outcomes == [outcomes[0]] * 9
+
+
+def test_r33_draws_depend_on_seed_and_position_alone() -> None:
+    answers = []
+    for drafts, before, company, depth in ((0, 0, 0, 0), (5, 0, 7, 0), (0, 100, 3, 1), (5, 100, 7, 2)):
+        s = serving(drafts=drafts, depth=depth, blocks=120)
+        s.submit("warm", prompt(5, 9), max_tokens=before, ignore_eos=True)
+        s.run()
+        for i in range(company):
+            s.submit(f"other {i}", prompt(6, i), temperature=i % 2, seed=i, max_tokens=60, ignore_eos=True)
+        s.submit("same", prompt(20), temperature=1, seed=77, max_tokens=30, ignore_eos=True)
+        s.run()
+        answers.append(s.tokens("same"))
+    assert answers == [answers[0]] * 4 and len(answers[0]) == 30
+
+
+def test_defect_7_a_least_number_of_tokens_counts_those_before_a_preemption() -> None:
+    """The null device does not mask eos: what is tested is that stop rules look at tokens emitted, not at the last prompt chunk."""
+    s = serving(slots=2)
+    s.submit("r", prompt(20), max_tokens=40, min_tokens=12, stop_token_ids=list(range(60)))
+    for _ in range(6):
+        s.driver.step()
+    branch = s.scheduler.roster.branches("r")[0]
+    s.scheduler.roster.preempt(branch)
+    s.run()
+    assert branch.preemptions == 1 and branch.emitted >= 12
+    assert all(token >= 60 and token != EOS for token in s.tokens("r")[11:-1]) and s.tokens("r")[-1] < 60
 
 
 # -- A20
@@ -311,6 +340,72 @@ def test_a_killed_device_thread_loses_its_steps_and_nothing_else() -> None:
     s.assert_empty()
     s.driver.device.close()  # type: ignore[attr-defined]
     assert not any(thread.name == "tapeout-device" and thread is s.driver.device._thread for thread in threading.enumerate())  # type: ignore[attr-defined]
+
+
+def test_a_lost_step_leaves_no_snapshot_of_what_built_on_it() -> None:
+    s = serving(depth=1, snapshot_bytes=100_000, blocks=200, max_rows=24, model={"loses": lambda step: step.number == 0})
+    s.submit("r", prompt(40), max_tokens=4)
+    s.run()
+    assert s.scheduler.roster.branches("r")[0].status is Status.FAILED and s.cache is not None and s.cache.snapshots is not None
+    assert len(s.cache.snapshots) == 0 and s.scheduler.statistics.counts.lost_steps == 1
+    s.submit("again", prompt(40), max_tokens=4)
+    s.run()
+    assert s.tokens("again") == s.expected("again") and s.scheduler.roster.branches("again")[0].hit_tokens == 0
+    s.assert_empty()
+
+
+def test_a_lost_step_takes_its_loads_and_copies_with_it(tmp_path: Path) -> None:
+    first = serving(disk=DiskTier(tmp_path, 10**6))
+    first.submit("a", prompt(60), max_tokens=1)
+    first.run()
+    s = serving(disk=DiskTier(tmp_path, 10**6), depth=1, model={"loses": lambda step: bool(step.loads) and step.number == 0})
+    s.submit("loads", prompt(60), max_tokens=9, ignore_eos=True)
+    s.driver.step()
+    assert s.scheduler.pool.named(first.scheduler.roster.branches("a")[0].keys[0]) is not None
+    s.submit("builds on it", prompt(60), max_tokens=9, ignore_eos=True)
+    s.run()
+    assert s.scheduler.roster.branches("loads")[0].status is Status.FAILED
+    assert s.scheduler.roster.branches("builds on it")[0].preemptions == 1
+    assert s.tokens("builds on it") == s.expected("builds on it")
+    s.assert_empty()
+
+
+def test_who_waited_for_the_copies_of_a_lost_step_computes_its_prompt_again() -> None:
+    s = serving(max_rows=16)
+    s.submit("copied", prompt(40), max_tokens=9, ignore_eos=True)
+    s.driver.step()
+    branch = s.scheduler.roster.branches("copied")[0]
+    nobody = np.zeros(0, np.int64)
+    step = s.scheduler.propose()
+    assert step is not None and branch.slot is not None
+    other = replace(step, branches=(), slots=nobody, epochs=nobody, widths=nobody, pieces=(), slot_copies=[(3, branch.slot)])
+    s.scheduler.lose(other, "gone")
+    assert branch.status is Status.WAITING and branch.slot is None and branch.preemptions == 1
+    s.run()
+    assert s.tokens("copied") == s.expected("copied")
+    s.assert_empty()
+
+
+def test_an_interrupted_step_ends_its_requests_and_nothing_else() -> None:
+    for depth in (0, 1):
+        s = serving(slots=2, depth=depth)
+        for i in range(3):
+            s.submit(f"r{i}", prompt(9, i), max_tokens=9, ignore_eos=True)
+        s.driver.step()
+        execute = s.device.execute
+
+        def interrupted(prepared: Prepared) -> StepResult:
+            raise KeyboardInterrupt
+
+        s.device.execute = interrupted  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            s.driver.step()
+        s.device.execute = execute  # type: ignore[method-assign]
+        s.run()
+        found = [s.scheduler.roster.branches(f"r{i}")[0] for i in range(3)]
+        assert [b.status.value for b in found] == ["error", "error", "length"]
+        assert found[0].error == "the step was interrupted: KeyboardInterrupt" and s.tokens("r2") == s.expected("r2")
+        s.assert_empty()
 
 
 def test_a_failing_row_ends_its_request_alone() -> None:

@@ -55,6 +55,19 @@ def test_prometheus_text_is_well_formed_and_adds_up() -> None:
     assert len(re.findall("# TYPE (.+) ", text)) == len(set(re.findall("# TYPE (.+) ", text)))
 
 
+def test_gauges_say_what_holds_now() -> None:
+    s = serving(slots=2, blocks=30)
+    for i in range(3):
+        s.submit(f"r{i}", prompt(9, i), max_tokens=9, ignore_eos=True)
+    s.driver.step()
+    gauges = s.scheduler.gauges()
+    assert (gauges["running"], gauges["waiting"], gauges["slots_free"], gauges["blocks_free"]) == (2, 1, 0, 29 - 4)
+    assert gauges["prefix_unknown"] == 2
+    assert json.loads(s.scheduler.statistics.json_line(**gauges))["waiting"] == 1
+    assert "tapeout_blocks_unpromised 25\n" in s.scheduler.statistics.prometheus(**gauges)
+    s.run()
+
+
 def test_a_trace_tells_each_request_and_each_step(tmp_path: Path) -> None:
     recorder = Recorder()
     s = ran(recorder=recorder, depth=1)

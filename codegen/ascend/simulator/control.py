@@ -1,6 +1,7 @@
 """Meanings of control flow, calls, addresses and memref views."""
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -140,7 +141,7 @@ def _affine(op: Op) -> Run:
     found = op.attribute(name).value
     expressions = [affine(e, found.n_dims) for e in found.results]
     operands, (out,) = op.operands, op.results
-    choose: Callable[[list[int]], int] = {"apply": lambda v: v[0], "min": min, "max": max}[op.name.split(".")[1]]
+    choose: Any = {"apply": lambda v: v[0], "min": min, "max": max}[op.name.split(".")[1]]
 
     def run(env: Env) -> None:
         values = [env[s] for s in operands]
@@ -180,7 +181,8 @@ def _subview(op: Op) -> Run:
 def _kept_axes(op: Op) -> list[int]:
     """Axes of a subview that its result type keeps: where the rank is lower, unit axes fell away."""
     sizes, result = op.integers("static_sizes"), list(op.op.results[0].type.shape)
-    kept, drop = [], len(sizes) - len(result)
+    kept: list[int] = []
+    drop = len(sizes) - len(result)
     for axis, size in enumerate(sizes):
         wanted = result[len(kept)] if len(kept) < len(result) else None
         if drop and size == 1 and (wanted != 1 or sum(n == 1 for n in sizes[axis:]) > sum(n == 1 for n in result[len(kept) :])):
@@ -227,7 +229,7 @@ def _collapse(op: Op) -> Run:
 
 def _merged(view: View, group: list[int]) -> tuple[int, int]:
     long = [axis for axis in group if view.shape[axis] != 1]
-    for a, b in zip(long, long[1:], strict=False):
+    for a, b in pairwise(long):
         if view.strides[a] != view.strides[b] * view.shape[b]:
             raise SimulationError(f"axes {group} of a view {view.shape} with strides {view.strides} are not one")
     return int(np.prod([view.shape[axis] for axis in group])), view.strides[(long or group)[-1]]

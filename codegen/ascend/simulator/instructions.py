@@ -346,7 +346,7 @@ def _reduce(op: Op) -> Run:
 
 
 def _require_inside(what: str, places: Any, flat: Any) -> None:
-    if places.size and not (0 <= places.min() and places.max() < flat.size):
+    if places.size and not (places.min() >= 0 and places.max() < flat.size):
         raise SimulationError(f"an indirect {what} reaches {places.min()} to {places.max()} of a buffer of {flat.size}")
 
 

@@ -52,7 +52,8 @@ class _Masks:
         self.back = list(np.argsort(np.argsort([axis for axis, _ in present]))) if len(present) > 1 else None
         kept = {place for _, place in present}
         self.spread = [n if place in kept else 1 for place, n in enumerate(shape)]
-        self.shape, self.mask, self.found = shape, None, (None, [], False)
+        self.shape, self.mask = shape, None
+        self.found: tuple[Any, list[int], bool] = (None, [], False)
 
     def __call__(self, mask: Any) -> tuple[Any, list[int], bool]:
         if mask is not self.mask:
@@ -78,6 +79,7 @@ def _read(op: Op) -> Run:
     def run(env: Env) -> None:
         view, where = env[source], [env[s] for s in at]
         extents = _extents(view, where, shape, axes, inside)
+        lanes: Any
         lanes, reach, dense = (None, extents, True) if mask is None else masks(env[mask])
         extents = [min(a, b) for a, b in zip(extents, reach, strict=True)]
         result = np.full(shape, env[padding], dtype)
@@ -100,6 +102,7 @@ def _write(op: Op) -> Run:
     def run(env: Env) -> None:
         view, where = env[target], [env[s] for s in at]
         extents = _extents(view, where, shape, axes, inside)
+        lanes: Any
         lanes, reach, dense = (None, extents, True) if mask is None else masks(env[mask])
         extents = [min(a, b) for a, b in zip(extents, reach, strict=True)]
         if not all(extents):

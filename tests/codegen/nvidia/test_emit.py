@@ -16,7 +16,7 @@ from tapeout.codegen.launch_grid import module_grid_at
 from tapeout.codegen.lower_to_tile import TileKernel
 from tapeout.codegen.nvidia.emit import EmitError, emit, emit_module
 from tapeout.codegen.nvidia.facts import SM90
-from tapeout.codegen.nvidia.schedules import fitting, power, schedule_for
+from tapeout.codegen.nvidia.schedules import fitting, for_bucket, power, schedule_for
 from tests.codegen.nvidia import triton_interpreter
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -167,6 +167,15 @@ def test_what_has_no_form_is_refused():
 @pytest.mark.parametrize(("n", "limit", "multiple", "wanted"), [(5120, 1024, 1, 1024), (2304, 1024, 32, 768), (37, 64, 1, 37), (7, 4, 1, 1)])
 def test_blocks_fit_the_width(n: int, limit: int, multiple: int, wanted: int):
     assert fitting(n, limit, multiple) == wanted
+
+
+def test_buckets_change_the_tokens_of_a_block_and_nothing_else(tiny_kernels: tuple[TileKernel, ...]):
+    for kernel in tiny_kernels:
+        choice, row = kernel.choice, dict(kernel.choice.schedule)
+        found = [dict(for_bucket(choice.family, choice.request, row, rows)) for rows in (1, 16, 40, 4096)]
+        assert all({**f, "block_m": row.get("block_m")} == {**row, "block_m": row.get("block_m")} for f in found)
+        if choice.family == "linear":
+            assert [f["block_m"] for f in found] == [16, 16, 64, 128]
 
 
 def test_powers_divide():

@@ -16,13 +16,14 @@ import pytest
 
 from tapeout.codegen.launch_grid import module_grid_at
 from tapeout.codegen.nvidia.emit import emit_module
-from tapeout.codegen.nvidia.facts import SM90
+from tapeout.codegen.nvidia.facts import SM90, SM100, Chip
 from tapeout.codegen.nvidia.schedules import schedule_for
 from tests.codegen import kernels
-from tests.codegen.kernels.harness import BEHIND, INTERPRETED, ROWS, TARGET, Target
+from tests.codegen.kernels.harness import BEHIND, INTERPRETED, TARGET, Target
 from tests.codegen.nvidia import triton_interpreter
 
-FEW_ROWS = (0, 1, 17)
+FEW_ROWS, ALL_ROWS = (0, 1, 17), (0, 1, 2, 5, 17, 33)
+OTHER_ON_SM100 = ("attention",)  # files of families whose rows differ in more than sizes
 SLOW = ("test_ties_at_the_border_are_cut_by_id", "test_attend_rotate_is_attend_then_rotate")
 
 
@@ -34,24 +35,19 @@ def run_emitted(module: Any, arrays: dict[str, Any]) -> None:
 
 
 @contextmanager
-def emitted(test: Callable[..., None], rows: tuple[int, ...]) -> Iterator[None]:
-    """Cases that are made and run inside are emitted ones, with `rows` as the row counts of the test's file."""
-    names, before = test.__globals__, test.__globals__.get("ROWS")
-    token = TARGET.set(Target(schedule_for(SM90), run_emitted))
-    if before is not None:
-        names["ROWS"] = rows
+def emitted(rows: tuple[int, ...], chip: Chip) -> Iterator[None]:
+    """Cases that are made and run inside are emitted ones of a chip, with these row counts."""
+    token = TARGET.set(Target(schedule_for(chip), run_emitted, rows))
     try:
         yield
     finally:
         TARGET.reset(token)
-        if before is not None:
-            names["ROWS"] = before
 
 
-def _again(test: Callable[..., None], rows: tuple[int, ...], full: bool) -> Callable[..., None]:
+def _again(test: Callable[..., None], rows: tuple[int, ...], full: bool, chip: Chip = SM90) -> Callable[..., None]:
     @wraps(test)
     def run(**given: Any) -> None:
-        with emitted(test, rows):
+        with emitted(rows, chip):
             test(how=INTERPRETED, **given)
 
     del run.__wrapped__
@@ -69,8 +65,10 @@ def _collect() -> None:
             if label.startswith("test_") and inspect.isfunction(test) and "how" in inspect.signature(test).parameters:
                 file = name.removeprefix("test_")
                 globals()[f"{label}__{file}"] = _again(test, FEW_ROWS, label in SLOW)
+                if file in OTHER_ON_SM100:
+                    globals()[f"{label}__{file}__sm100"] = _again(test, FEW_ROWS, label in SLOW, SM100)
                 if "ROWS" in inspect.getsource(test) and label not in SLOW:
-                    globals()[f"{label}__{file}__all_rows"] = _again(test, ROWS, True)
+                    globals()[f"{label}__{file}__all_rows"] = _again(test, ALL_ROWS, True)
 
 
 _collect()

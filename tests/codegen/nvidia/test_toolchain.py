@@ -61,16 +61,17 @@ ptxas info    : Used 168 registers, used 1 barriers, 16 bytes stack size, 512 by
 
 def test_the_log_is_read():
     found = report(LOG, "wgmma.mma_async x;\n// mma.sync in a comment\nmma.sync y;\n", SM90, 8, 1024, 0, 0)
-    assert found == Report(168, 24, 20, 16, 512, 1024, 256, 0.125, (("wgmma.mma_async", 1), ("mma.sync", 1)), 0)
+    assert found == Report(168, 24, 20, 16, 512, 1024, 256, 0.125, (("wgmma.mma_async", 1), ("mma.sync", 1)), 0, 0)
 
 
 def test_checks_after_compiling_name_what_is_wrong():
-    bad = Report(255, 8, 8, 16, 0, 263 << 10, 256, 0.1, (("mma.sync", 4),), 2)
+    bad = Report(255, 8, 8, 16, 0, 263 << 10, 256, 0.1, (("mma.sync", 4),), 2, 576)
     sentences = after("linear", bad, SM100)
     assert [s.split(":")[0] for s in sentences] == ["linear"] * len(sentences)
     assert "269312 bytes of shared memory; sm100 gives a block 232448" in sentences[0]
-    assert "spills 8 bytes" in sentences[1] and "block-scaled products became BF16 ones" in sentences[2] and "tcgen05.mma" in sentences[3]
-    assert after("rms_norm", Report(32, 8, 8, 0, 0, 0, 128, 1.0, (), 0), SM90) == []
+    assert "576 columns of tensor memory; sm100 has 512" in sentences[1] and "spills 8 bytes" in sentences[2]
+    assert "block-scaled products became BF16 ones" in sentences[3] and "tcgen05.mma" in sentences[4]
+    assert after("rms_norm", Report(32, 8, 8, 0, 0, 0, 128, 1.0, (), 0, 0), SM90) == []
 
 
 def test_checks_before_compiling_name_what_is_wrong(tiny_kernels: tuple[TileKernel, ...]):

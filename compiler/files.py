@@ -1,0 +1,100 @@
+"""Files that the user names: read and written here, so that what goes wrong is one sentence with option, path, found and expected.
+
+A regular file is written aside and renamed, so that a reader never sees half of it; its mode is kept, links are followed. Anything else
+(a device, a pipe, a file in a folder that cannot be written) is written through.
+"""
+
+import os
+import secrets
+import stat
+import sys
+from pathlib import Path
+
+from tapeout.compiler.errors import FileRefused
+
+_OPEN_FILES = ("/dev", "/proc")
+"""Below these a link may stand for a file that a process holds open: replacing it would leave that process with the old one."""
+
+
+def read_text(path: Path, where: str) -> str:
+    """The text of a file in UTF-8, with or without a byte order mark; `-` is standard input. Raises FileRefused."""
+    try:
+        content = sys.stdin.buffer.read() if str(path) == "-" and hasattr(sys.stdin, "buffer") else None
+        if content is None:
+            return sys.stdin.read() if str(path) == "-" else path.read_bytes().decode("utf-8-sig")
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FileRefused(where, path, f"bytes that are not text ({error})", "text in UTF-8", "convert it") from None
+    except (OSError, ValueError) as error:
+        raise FileRefused(where, path, reason(error), "a readable file", "give another file") from None
+
+
+def check_output(path: Path, where: str) -> None:
+    """Raises FileRefused where `write_text` could not write; changes nothing."""
+    try:
+        facts, folder = _facts(path), path.resolve().parent
+    except (OSError, RuntimeError, ValueError) as error:
+        raise FileRefused(where, path, reason(error), "a file that can be written", "give another file") from None
+    if facts is not None and stat.S_ISDIR(facts.st_mode):
+        raise FileRefused(where, path, "a folder", "a file that can be written", "give a file in it")
+    if facts is not None and not os.access(path, os.W_OK):
+        raise FileRefused(where, path, "a file without permission to write", "a file that can be written", "give another file")
+    if facts is None and not folder.is_dir():
+        raise FileRefused(where, path, f"no folder {folder}", "a file in a folder that exists", "make the folder, or give another file")
+    if facts is None and not os.access(folder, os.W_OK | os.X_OK):
+        raise FileRefused(where, path, f"folder {folder} without permission to write", "a writable folder", "give another file")
+
+
+def write_text(path: Path, content: str, where: str) -> None:
+    """Writes a file whole or not at all (what is no regular file is written through). Raises FileRefused."""
+    check_output(path, where)
+    try:
+        facts = _facts(path)
+        if _is_written_through(path, facts):
+            with path.open("w", encoding="utf-8") as file:
+                file.write(content)
+        else:
+            _replace(path.resolve(), content, facts)
+    except OSError as error:
+        raise FileRefused(where, path, reason(error), "a file that can be written", "make room, or give another file") from None
+
+
+def write_in_folder(folder: Path, name: str, content: str, where: str) -> None:
+    """Writes one file of a folder, which is made where it is missing. Raises FileRefused."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise FileRefused(where, folder, reason(error), "a folder that can be written", "give another folder") from None
+
+
+def reason(error: Exception) -> str:
+    """What the system says, without the path that the message names anyway."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+
+
+def _facts(path: Path) -> os.stat_result | None:
+    """What is known of the file behind links, None where there is none."""
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
+
+
+def _is_written_through(path: Path, facts: os.stat_result | None) -> bool:
+    if facts is None:
+        return False
+    is_held = any(path.absolute().is_relative_to(folder) for folder in _OPEN_FILES)
+    return is_held or not stat.S_ISREG(facts.st_mode) or not os.access(path.resolve().parent, os.W_OK | os.X_OK)
+
+
+def _replace(path: Path, content: str, facts: os.stat_result | None) -> None:
+    aside = path.with_name(f".tapeout-{secrets.token_hex(8)}.part")
+    try:
+        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "w", encoding="utf-8") as file:
+            file.write(content)
+        if facts is not None:
+            aside.chmod(stat.S_IMODE(facts.st_mode))
+        aside.rename(path)
+    finally:
+        aside.unlink(missing_ok=True)

@@ -1,0 +1,97 @@
+"""Where an artifact is written: only over nothing, an empty folder or what a compile wrote, whole or not at all.
+
+Writers of one folder take turns (a lock on its parent), write aside and exchange, so that a reader sees the old artifact or the new one.
+A file that tapeout did not write is never removed.
+"""
+
+import ctypes
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tapeout.runtime.errors import ArtifactOccupied, ArtifactUnwritable
+
+MANIFEST = "manifest.json"
+_EXCHANGE = 2  # RENAME_EXCHANGE of renameat2
+_HERE = -100  # AT_FDCWD
+
+
+def check_output(directory: Path | str) -> Path:
+    """The place behind links, if an artifact may be written there. Raises ArtifactOccupied or ArtifactUnwritable; changes nothing."""
+    place = Path(directory).resolve()
+    if place.exists() and not _is_free(place):
+        raise ArtifactOccupied(str(directory), "something that no compile wrote", "nothing, an empty folder or what a compile wrote")
+    above = next(p for p in place.parents if p.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise ArtifactUnwritable(str(directory), f"{above}, which is {'not writable' if above.is_dir() else 'no folder'}", "a writable folder")
+    return place
+
+
+@contextmanager
+def replacing(directory: Path | str) -> Iterator[Path]:
+    """Yields an empty folder; what is in it at the end stands at `directory`. An exception leaves everything as it was."""
+    place = check_output(directory)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with _turn(place.parent):
+            aside = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+            try:
+                yield aside
+                aside.chmod(0o755)
+                _put(aside, check_output(place))
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
+    except OSError as error:
+        raise ArtifactUnwritable(str(directory), error.strerror or str(error), "a folder with room that can be written") from None
+
+
+@contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """One writer at a time in `folder`; the lock leaves no file."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _put(aside: Path, place: Path) -> None:
+    """Moves `aside` to `place`; what was there is then at `aside`."""
+    if not place.exists():
+        aside.rename(place)
+        return
+    exchange = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if exchange is not None and exchange(_HERE, os.fsencode(aside), _HERE, os.fsencode(place), _EXCHANGE) == 0:
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+    place.replace(old)
+    aside.rename(place)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _is_free(place: Path) -> bool:
+    """An empty folder, an artifact, or a folder of nothing but artifacts."""
+    if not place.is_dir():
+        return False
+    inside = list(place.iterdir())
+    return not inside or _is_artifact(place) or all(path.is_dir() and not path.is_symlink() and _is_artifact(path) for path in inside)
+
+
+def _is_artifact(folder: Path) -> bool:
+    """A manifest of ours, and no file that it does not list."""
+    from tapeout.runtime.artifact import manifest_identity
+
+    try:
+        manifest: Any = json.loads((folder / MANIFEST).read_bytes())
+        listed = {MANIFEST, *manifest["files"]}
+        ours = manifest["identity"] == manifest_identity(manifest)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
+    return ours and all(str(path.relative_to(folder)) in listed for path in folder.rglob("*") if not path.is_dir())
