@@ -1,14 +1,34 @@
-"""What this machine has of what compiling and running need: found, needed, what to do. Looks, and changes nothing."""
+"""What this machine has of what compiling and running need: found, needed, what to do. Looks, and changes nothing.
+
+A package counts as there when its version is one that tapeout names and a fresh Python can import it.
+"""
 
 import importlib.metadata
+import importlib.util
+import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
 
 from tapeout.compiler.cache import default_root
+
+IMPORT_SECONDS = 120
+PACKAGES = (
+    ("numpy", "numpy", "running", "pip install tapeout"),
+    ("ml-dtypes", "ml_dtypes", "running", "pip install tapeout"),
+    ("pydantic", "pydantic", "running", "pip install tapeout"),
+    ("safetensors", "safetensors", "running", "pip install tapeout"),
+    ("tokenizers", "tokenizers", "running", "pip install tapeout"),
+    ("torch-mlir", "torch_mlir.ir", "compiling", "pip install 'tapeout[compile]'"),
+)
+"""Distribution, module to import, what needs it, what to do."""
+_PREAMBLE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
 
 
 @dataclass(frozen=True)
@@ -24,54 +44,78 @@ class Finding:
 
 def findings() -> list[Finding]:
     """Everything, in the order in which it is needed."""
-    return [_python(), *map(_package, PACKAGES), _compiler(), *_ascend(), _processor(), _cache()]
-
-
-PACKAGES = (
-    ("numpy", "running", "pip install tapeout"),
-    ("safetensors", "running", "pip install tapeout"),
-    ("tokenizers", "running", "pip install tapeout"),
-    ("torch-mlir", "compiling", "pip install 'tapeout[compile]'"),
-)
+    return [_python(), *(_package(*row) for row in PACKAGES), _compiler(), _processor(), _cache()]
 
 
 def _python() -> Finding:
     return Finding("python", platform.python_version(), "3.11 or later", sys.version_info >= (3, 11), "use a newer Python")
 
 
-def _package(row: tuple[str, str, str]) -> Finding:
-    name, use, remedy = row
+def _package(name: str, module: str, use: str, remedy: str) -> Finding:
+    needed = needed_version(name)
     try:
-        return Finding(f"{name} ({use})", importlib.metadata.version(name), "any tested version", True, remedy)
+        version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return Finding(f"{name} ({use})", "none", name, False, remedy)
+        return Finding(f"{name} ({use})", "none", f"{name}{needed}", False, remedy)
+    fault = import_fault(module)
+    if fault is not None:
+        return Finding(f"{name} ({use})", f"{version}, cannot be imported: {fault}", f"{name}{needed}", False, f"{remedy} --force-reinstall")
+    return Finding(f"{name} ({use})", version, f"{name}{needed}", is_version(version, needed), remedy)
+
+
+def needed_version(name: str) -> str:
+    """What tapeout's own metadata asks of a package, as `>=2.0` or `==1`; empty where it names no version."""
+    try:
+        lines = importlib.metadata.requires("tapeout") or []
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    for line in lines:
+        match = re.match(r"([A-Za-z0-9._-]+)\s*([<>=!~][^;]*)?", line)
+        if match is not None and match[1].lower().replace("_", "-") == name:
+            return (match[2] or "").strip()
+    return ""
+
+
+def is_version(version: str, needed: str) -> bool:
+    """Whether a version fits `>=` and `==` rules; other rules and letters in versions are left to the installer."""
+    found = _numbers(version)
+    for rule in filter(None, needed.split(",")):
+        sign, wanted = re.match(r"\s*([<>=!~]+)\s*(.*)", rule).groups()  # type: ignore[union-attr]
+        pairs = list(zip_longest(found, _numbers(wanted), fillvalue=0))
+        if (sign == ">=" and [a for a, _ in pairs] < [b for _, b in pairs]) or (sign == "==" and any(a != b for a, b in pairs)):
+            return False
+    return True
+
+
+def _numbers(version: str) -> list[int]:
+    match = re.match(r"\d+(\.\d+)*", version)
+    return [int(word) for word in match[0].split(".")] if match else []
+
+
+def import_fault(module: str) -> str | None:
+    """Why a module cannot be imported, None if it can; tried in a fresh process, which a broken library may take down."""
+    if importlib.util.find_spec(module.split(".")[0]) is None:
+        return f"no module {module.split('.')[0]}"
+    command = [sys.executable, "-c", f"{_PREAMBLE}import {module}", json.dumps(sys.path)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, timeout=IMPORT_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"no end within {IMPORT_SECONDS} s"
+    if done.returncode < 0:
+        return f"the import ends with signal {-done.returncode}"
+    return None if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
 
 
 def _compiler() -> Finding:
+    what, remedy = "C linker (compiling for the CPU)", "install gcc or clang"
     path = shutil.which("cc")
     if path is None:
-        return Finding("C linker (compiling for the CPU)", "none", "cc", False, "install gcc or clang")
-    done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
-    return Finding(
-        "C linker (compiling for the CPU)",
-        (done.stdout.splitlines() or ["unknown version"])[0],
-        "cc",
-        done.returncode == 0,
-        "install gcc or clang",
-    )
-
-
-def _ascend() -> list[Finding]:
-    """The compiler of `--target ascend950`, and the back end that makes objects of its modules; both are optional."""
-    from tapeout.codegen.ascend.toolchain import BACKEND, PACKAGE, VERSION, PackageMissing, find_tools
-
+        return Finding(what, "none", "cc", False, remedy)
     try:
-        tools = find_tools(os.environ.get("PATH", ""), os.environ.get("BISHENG_INSTALL_PATH"))
-    except PackageMissing as error:
-        return [Finding("Ascend compiler (compiling for ascend950)", "none", f"{PACKAGE} {VERSION}", False, str(error))]
-    remedy = "install CANN 9.2 and source its environment script; until then kernels are lowered and checked, not assembled"
-    return [Finding("Ascend compiler (compiling for ascend950)", f"{PACKAGE} {tools.version}", VERSION, True, ""),
-            Finding(f"Ascend back end {BACKEND} (objects for ascend950)", str(tools.backend or "none"), BACKEND, tools.backend is not None, remedy)]
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, errors="replace", check=False, timeout=IMPORT_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding(what, f"{path}, which does not run: {error}", "cc", False, remedy)
+    return Finding(what, (done.stdout.splitlines() or ["unknown version"])[0], "cc", done.returncode == 0, remedy)
 
 
 def _processor() -> Finding:
@@ -84,5 +128,9 @@ def _processor() -> Finding:
 
 
 def _cache() -> Finding:
-    root = default_root()
-    return Finding("compile cache", str(root), "a folder", not root.is_file(), "set TAPEOUT_CACHE_DIR to a folder")
+    """The folder, or the nearest one above it that exists, in which it would be made."""
+    root = default_root().absolute()
+    there = next((path for path in (root, *root.parents) if os.path.lexists(path)), Path("/"))
+    is_ok = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    found = str(root) if is_ok else f"{root}, as {there} is {'not writable' if there.is_dir() else 'no folder'}"
+    return Finding("compile cache", found, "a folder that can be written", is_ok, "set TAPEOUT_CACHE_DIR to a folder")

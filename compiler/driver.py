@@ -14,7 +14,8 @@ from tapeout.codegen.lower_to_tile import TileKernel, tile_kernels
 from tapeout.compiler import manifest as facts
 from tapeout.compiler.cache import Cache
 from tapeout.compiler.check_passes import Checker
-from tapeout.compiler.errors import ModuleRefused, PipelineError
+from tapeout.compiler.errors import ModuleRefused, PipelineError, SettingsError
+from tapeout.compiler.files import write_in_folder
 from tapeout.compiler.pipeline import KERNEL_STAGES, OWN, PASSES, graph_pipeline, run
 from tapeout.compiler.programs import Grids, step_programs
 from tapeout.compiler.settings import Settings
@@ -26,6 +27,7 @@ from tapeout.models.deepseek_v41.graph import GraphError, GraphOptions, build_gr
 from tapeout.models.deepseek_v41.weights import weight_sources
 from tapeout.passes.define import Pass, PassError, text
 from tapeout.runtime.artifact import ArtifactData, Program, Programs, Weights, extent_bound, write_artifact
+from tapeout.runtime.artifact_place import check_output
 from tapeout.runtime.artifact_set import write_set
 
 KERNELS = KERNEL_STAGES[0]
@@ -33,11 +35,15 @@ KERNELS = KERNEL_STAGES[0]
 
 @dataclass(frozen=True)
 class Watch:
-    """What a compile tells its caller: `ir(stage, text)` where printing was asked for, `stage(name)` and `kernel(done, total, symbol)`."""
+    """What a compile tells its caller: `ir(stage, text)` where printing was asked for, `stage(name)` and `kernel(done, total, symbol)`.
+
+    `compiled(count)` says of each target how many kernels were compiled now; the others came from the cache.
+    """
 
     ir: Callable[[str, str], None] = lambda stage, content: None
     stage: Callable[[str], None] = lambda name: None
     kernel: Callable[[int, int, str], None] = lambda done, total, symbol: None
+    compiled: Callable[[int], None] = lambda count: None
 
 
 @dataclass(frozen=True)
@@ -59,8 +65,10 @@ def compile_model(config: ModelConfig, settings: Settings, output: Path, store: 
     watch = watch or Watch()
     _require_known("--print-ir-after", settings.print_ir_after, {*PASSES, "graph", KERNELS, "all", "changed"})
     _require_known("--stop-after", filter(None, [settings.stop_after]), {*PASSES, *KERNEL_STAGES})
-    for target in settings.targets:
-        target_of(target).require()
+    if settings.stop_after is None:
+        check_output(output)
+        for target in settings.targets:
+            target_of(target).require()
     planned = plans(config, settings, watch)
     if planned is None or settings.stop_after == KERNELS:
         return None
@@ -76,6 +84,7 @@ def compile_model(config: ModelConfig, settings: Settings, output: Path, store: 
         own = settings.for_target(target)
         built = target_of(target).build(one.kernels, own, store, progress)
         if built is not None:
+            watch.compiled(built.compiled)
             manifest = facts.manifest(config, own, one.kernels, one.states, built)
             made[target] = ArtifactData(manifest, Programs(programs=one.programs), one.weights), built.files  # type: ignore[arg-type]
     if settings.stop_after is not None:
@@ -98,6 +107,9 @@ def plan(config: ModelConfig, settings: Settings, watch: Watch) -> Planned | Non
 
 def plans(config: ModelConfig, settings: Settings, watch: Watch) -> dict[str, Planned] | None:
     """What `plan` finds, for every target; they share one graph up to kernel selection. None where `stop_after` names a graph pass."""
+    longest = config.text.max_position_embeddings
+    if settings.max_context > longest:
+        raise SettingsError([f"--max-context: found {settings.max_context}, expected at most the model's {longest} positions"])
     options = GraphOptions(settings.max_sequences, settings.max_context, settings.block_tokens)
     with ir.Context(), ir.Location.unknown():
         watch.stage("graph")
@@ -195,8 +207,7 @@ class _Observer:
         if name in asked or "all" in asked or ("changed" in asked and content != self._last):
             self._watch.ir(name + self._suffix, content)
         if self._settings.dump is not None:
-            self._settings.dump.mkdir(parents=True, exist_ok=True)
-            (self._settings.dump / f"{number:02d}-{name}.mlir").write_text(content)
+            write_in_folder(self._settings.dump, f"{number:02d}-{name}.mlir", content, "--dump")
         self._last = content
 
 
@@ -205,7 +216,5 @@ def _show_kernels(planned: Planned, settings: Settings, watch: Watch) -> None:
         for kernel in planned.kernels:
             watch.ir(f"{KERNELS} {kernel.symbol}", kernel.text)
     if settings.dump is not None:
-        folder = settings.dump / "kernels"
-        folder.mkdir(parents=True, exist_ok=True)
         for kernel in planned.kernels:
-            (folder / f"{kernel.symbol}.mlir").write_text(kernel.text)
+            write_in_folder(settings.dump / "kernels", f"{kernel.symbol}.mlir", kernel.text, "--dump")

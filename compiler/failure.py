@@ -3,6 +3,7 @@
 Only typed errors are the user's: an OSError counts as one where it is about a path that the command line names.
 """
 
+import errno
 import json
 import os
 import platform
@@ -46,10 +47,12 @@ def exit_code(error: Exception) -> int:
 
 
 def _about_an_argument(error: Exception, arguments: Sequence[str]) -> Exception | None:
-    """A typed error for an OSError about a path that an argument names, or about one below it; None for any other error."""
+    """A typed error for a full disk, and for an OSError about a path that an argument names or one below it; None for any other."""
     from tapeout.compiler.errors import FileRefused
     from tapeout.compiler.files import reason
 
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return FileRefused("writing to", error.filename or "standard output", reason(error), "room for it", "free some, or write elsewhere")
     if not isinstance(error, OSError) or not isinstance(error.filename, str | bytes | os.PathLike):
         return None
     path = os.fsdecode(error.filename)

@@ -19,10 +19,9 @@ _OPEN_FILES = ("/dev", "/proc")
 def read_text(path: Path, where: str) -> str:
     """The text of a file in UTF-8, with or without a byte order mark; `-` is standard input. Raises FileRefused."""
     try:
-        content = sys.stdin.buffer.read() if str(path) == "-" and hasattr(sys.stdin, "buffer") else None
-        if content is None:
-            return sys.stdin.read() if str(path) == "-" else path.read_bytes().decode("utf-8-sig")
-        return content.decode("utf-8-sig")
+        if str(path) == "-":
+            return sys.stdin.read().removeprefix("\ufeff")
+        return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise FileRefused(where, path, f"bytes that are not text ({error})", "text in UTF-8", "convert it") from None
     except (OSError, ValueError) as error:

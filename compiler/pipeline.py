@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 from tapeout.codegen.plan_memory import PlanMemory
 from tapeout.codegen.select_kernels import SelectKernels
 from tapeout.compiler.errors import ModuleRefused, PipelineError
-from tapeout.compiler.settings import Settings
+from tapeout.compiler.settings import MEBIBYTE, MOST_ROWS, MOST_WORKSPACE, Settings
 from tapeout.dialects._mlir import ir
 from tapeout.dialects.define import Mismatch
 from tapeout.passes.assign_formats import AssignFormats
@@ -130,13 +130,20 @@ def _with_options(kind: type[Pass], text: str) -> Pass:
 
 
 def _option(kind: type[Pass], name: str, text: str, hint: Any) -> Any:
+    most = MOST_WORKSPACE * MEBIBYTE if name == "workspace_bytes" else MOST_ROWS
     try:
         if hint is int:
-            return int(text)
+            return _bounded(int(text), most)
         if hint is str:
             return text
         return tuple(int(word) for word in text.removeprefix("[").removesuffix("]").split())
     except ValueError:
         raise PipelineError(
-            f"{kind.name}{{{name}={text}}}: expected {'a whole number' if hint is int else 'numbers, as [16 128]'}"
+            f"{kind.name}{{{name}={text}}}: expected {f'a whole number of at most {most}' if hint is int else 'numbers, as [16 128]'}"
         ) from None
+
+
+def _bounded(number: int, most: int) -> int:
+    if abs(number) > most:
+        raise ValueError(number)
+    return number

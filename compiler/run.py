@@ -4,13 +4,12 @@ Imports the runtime only: it works where no compiler is installed.
 """
 
 import json
-import os
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tapeout.compiler.files import check_output, write_text
 from tapeout.compiler.prompts import Asked
 from tapeout.runtime.artifact_set import DeviceName
 from tapeout.runtime.llm import LLM
@@ -19,26 +18,34 @@ from tapeout.runtime.request import RequestOutput
 
 @dataclass(frozen=True)
 class Run:
-    """Outputs in order, and how long loading and generating took (seconds)."""
+    """Outputs in order, how long loading and generating took (seconds), and the most positions of a sequence."""
 
     outputs: list[RequestOutput]
     load_seconds: float
     run_seconds: float
+    max_context: int
 
     @classmethod
     def of(
         cls, artifact: Path, weights: Path, asked: list[Asked], workers: int | None = None, device: DeviceName | None = None,
         trace: Path | None = None,
     ) -> "Run":  # fmt: skip
-        """Loads an artifact, completes every prompt, and closes it; writes what happened to `trace`, if given."""
+        """Loads an artifact, completes every prompt, and closes it; writes what happened to `trace`, if given.
+
+        What is wrong with a prompt is raised with its place, before anything runs.
+        """
+        if trace is not None:
+            check_output(trace, "--trace")
         started = time.perf_counter()
         llm = LLM(artifact, weights, workers=workers, device=device, trace=trace is not None)
         try:
+            _check(llm, asked)
             loaded = time.perf_counter()
             outputs = llm.generate([a.prompt for a in asked], [a.params for a in asked])
             if trace is not None and llm.engine.recorder is not None:
-                llm.engine.recorder.write(trace)
-            return cls(outputs, loaded - started, time.perf_counter() - loaded)
+                write_text(trace, json.dumps(llm.engine.recorder.document()), "--trace")
+            most = llm.engine.artifact.manifest.options.max_context
+            return cls(outputs, loaded - started, time.perf_counter() - loaded, most)
         finally:
             llm.close()
 
@@ -86,9 +93,39 @@ def result_lines(run: Run, asked: list[Asked]) -> list[dict[str, Any]]:
 
 
 def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
-    """Writes JSON lines aside and renames: a reader never sees half a file."""
-    handle, aside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    with os.fdopen(handle, "w") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
-    Path(aside).chmod(0o644)
-    Path(aside).rename(path)
+    """Writes JSON lines: a reader never sees half a file. Raises FileRefused."""
+    write_text(path, "".join(json.dumps(line) + "\n" for line in lines), "--out")
+
+
+def shortfalls(run: Run, asked: list[Asked]) -> list[str]:
+    """A sentence for each request that did not come to its end: place, id, finish reason, found and limit, what to do."""
+    found = []
+    for a, o in zip(asked, run.outputs, strict=True):
+        reason = o.outputs[0].finish_reason
+        if reason not in ("stop", "length"):
+            facts, remedy = _why(reason, o, a, run.max_context)
+            found.append(f"{a.where}: request {a.id} ended with {reason}: {facts}; {remedy}")
+    return found
+
+
+def _why(reason: str | None, output: RequestOutput, asked: Asked, limit: int) -> tuple[str, str]:
+    """What was found and expected where a request ended early, and what to do."""
+    prompt, made = len(output.prompt_token_ids), len(output.outputs[0].token_ids)
+    match reason:
+        case "prompt_length_exceeded":
+            return f"found {prompt} prompt tokens, expected at most {limit}", "shorten the prompt, or compile with a larger --max-context"
+        case "insufficient_system_resource":
+            return f"found too little memory for {prompt + made} tokens", "shorten the prompt, or run fewer or shorter requests at a time"
+        case "deadline":
+            return f"found {made} tokens after {asked.params.deadline_ms} ms, expected its end by then", "give a larger deadline_ms"
+    return f"found {made} tokens, expected its end", "run it again"
+
+
+def _check(llm: LLM, asked: list[Asked]) -> None:
+    """Raises for the first prompt or parameter that the engine refuses, naming the line it comes from."""
+    for one in asked:
+        llm.engine.check_params(one.params, one.where)
+        if not isinstance(one.prompt, str):
+            llm.engine.checked_prompt(one.prompt, one.where)
+        elif llm.tokenizer is not None:
+            llm.engine.checked_prompt(llm.tokenizer.encode(one.prompt), one.where)

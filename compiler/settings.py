@@ -3,15 +3,23 @@
 Every rule is checked here, all problems are reported together.
 """
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 from tapeout.compiler.errors import SettingsError
 from tapeout.compiler.targets import MODULES
+from tapeout.passes.bucket_rows import MOST_ROWS
 
 TARGETS = tuple(MODULES)
 CPUS = ("x86-64-v3", "native")
 MEBIBYTE = 1 << 20
+MOST_CONTEXT = 1 << 24
+"""Positions that float32 counts exactly, as angle tables need."""
+MOST_WORKSPACE = 1 << 20
+"""MiB."""
+MOST_BUCKETS = 64
 
 
 @dataclass(frozen=True)
@@ -38,9 +46,15 @@ class Settings:
     tuned: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = field(default=())
 
     def __post_init__(self) -> None:
+        wrong = [f"{OPTIONS[f.name]}: found {getattr(self, f.name)!r}, expected {_KINDS[f.name][0]}" for f in fields(self) if not self._fits(f.name)]
+        if wrong:
+            raise SettingsError(wrong)
         problems = [sentence for fact, sentence in self._rules() if not fact]
         if problems:
             raise SettingsError(problems)
+
+    def _fits(self, name: str) -> bool:
+        return _KINDS[name][1](getattr(self, name))
 
     def _rules(self) -> list[tuple[bool, str]]:
         ascending = list(self.buckets) == sorted(set(self.buckets))
@@ -48,23 +62,27 @@ class Settings:
             (set(self.targets) <= set(TARGETS), f"--target: found {self.target}, expected one of {', '.join(TARGETS)}"),
             (len(set(self.targets)) == len(self.targets) > 0, f"--target: found {self.target!r}, expected each target once"),
             (self.cpu in CPUS, f"--cpu: found {self.cpu}, expected one of {', '.join(CPUS)}"),
-            (1 <= self.max_rows <= 1 << 16, f"--max-rows: found {self.max_rows}, expected 1 to 65536"),
+            (1 <= self.max_rows <= MOST_ROWS, f"--max-rows: found {self.max_rows}, expected 1 to {MOST_ROWS}"),
             (
                 1 <= self.max_sequences <= self.max_rows,
                 f"--max-sequences: found {self.max_sequences}, expected 1 to --max-rows ({self.max_rows})",
             ),
             (
-                self.max_outputs >= self.max_sequences,
-                f"--max-outputs: found {self.max_outputs}, expected at least --max-sequences ({self.max_sequences})",
+                self.max_sequences <= self.max_outputs <= MOST_ROWS,
+                f"--max-outputs: found {self.max_outputs}, expected --max-sequences ({self.max_sequences}) to {MOST_ROWS}",
             ),
-            (self.max_context >= 1, f"--max-context: found {self.max_context}, expected at least 1"),
+            (1 <= self.max_context <= MOST_CONTEXT, f"--max-context: found {self.max_context}, expected 1 to {MOST_CONTEXT}"),
             (
-                self.block_tokens >= 2 and self.block_tokens % 2 == 0,
-                f"--block-tokens: found {self.block_tokens}, expected a multiple of 2, the widest compression ratio",
+                2 <= self.block_tokens <= MOST_ROWS and self.block_tokens % 2 == 0,
+                f"--block-tokens: found {self.block_tokens}, expected a multiple of 2 (the widest compression ratio) up to {MOST_ROWS}",
             ),
-            (self.workspace_bytes >= MEBIBYTE, f"--workspace: found {self.workspace_bytes} bytes, expected at least 1 MiB"),
+            (
+                MEBIBYTE <= self.workspace_bytes <= MOST_WORKSPACE * MEBIBYTE,
+                f"--workspace: found {self.workspace_bytes / MEBIBYTE:.12g} MiB, expected 1 to {MOST_WORKSPACE} MiB",
+            ),
             (1 <= self.jobs <= 256, f"--jobs: found {self.jobs}, expected 1 to 256"),
             (ascending and all(b >= 1 for b in self.buckets), f"--row-buckets: found {list(self.buckets)}, expected ascending counts"),
+            (len(self.buckets) <= MOST_BUCKETS, f"--row-buckets: found {len(self.buckets)} counts, expected at most {MOST_BUCKETS}"),
             (
                 not self.buckets or self.buckets[-1] == self.max_rows,
                 f"--row-buckets: the last one is {self.buckets[-1] if self.buckets else 0}, expected --max-rows ({self.max_rows})",
@@ -91,6 +109,40 @@ class Settings:
     def row_buckets(self) -> tuple[int, ...]:
         """The buckets to plan for: a small one for decoding, a middle one, the largest step."""
         return self.buckets or tuple(sorted({*(b for b in (16, 128) if b < self.max_rows), self.max_rows}))
+
+
+OPTIONS = {f.name: "--" + f.name.replace("_", "-") for f in fields(Settings)} | {
+    "workspace_bytes": "--workspace",
+    "buckets": "--row-buckets",
+    "tuned": "--tuning",
+}
+"""How the command line calls each setting."""
+
+Fits = Callable[[Any], bool]
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int
+
+
+def _is_tuple_of(kind: type) -> Fits:
+    return lambda value: isinstance(value, tuple) and all(type(item) is kind for item in value)
+
+
+_COUNT: tuple[str, Fits] = ("a whole number", _is_count)
+_WORD: tuple[str, Fits] = ("text", lambda value: isinstance(value, str))
+_KINDS: dict[str, tuple[str, Fits]] = {
+    "target": _WORD,
+    **dict.fromkeys(("max_rows", "max_sequences", "max_outputs", "max_context", "block_tokens", "workspace_bytes", "jobs"), _COUNT),
+    "cpu": _WORD,
+    "buckets": ("a tuple of whole numbers", _is_tuple_of(int)),
+    "dump": ("a path or None", lambda value: value is None or isinstance(value, Path)),
+    "print_ir_after": ("a tuple of names", _is_tuple_of(str)),
+    "stop_after": ("a name or None", lambda value: value is None or isinstance(value, str)),
+    "check_passes": ("True or False", lambda value: isinstance(value, bool)),
+    "tuned": ("rows as `read_tuning` gives them", lambda value: isinstance(value, tuple)),
+}
+"""What type each setting has, in words and as a test: checked before any rule."""
 
 
 def parse_buckets(text: str) -> tuple[int, ...]:

@@ -74,7 +74,7 @@ class NvidiaTarget:
         return max(x, 1), max(y, 1), max(z, 1)
 
     def build(self, kernels: Sequence[TileKernel], settings: Settings, store: Cache, progress: Progress) -> Built:
-        made = kernel_binaries(kernels, self.name, store, settings.jobs, progress)
+        made, compiled = kernel_binaries(kernels, self.name, store, settings.jobs, progress)
         files: dict[str, bytes] = {}
         binaries: dict[str, Binary] = {}
         for symbol, one in made.items():
@@ -84,7 +84,7 @@ class NvidiaTarget:
             files[f"source/{self.name}/{symbol}.ptx"] = one["ptx"].encode()
             binaries[symbol] = Binary(file=path, **one["facts"])
         found = versions()
-        return Built(files, {"triton": found.triton, "ptxas": found.assembler, "emitter": found.emitter}, binaries)
+        return Built(files, {"triton": found.triton, "ptxas": found.assembler, "emitter": found.emitter}, binaries, compiled)
 
 
 def target(name: str) -> NvidiaTarget:
@@ -101,31 +101,43 @@ def _context() -> ir.Context:
     return context
 
 
-def kernel_binaries(kernels: Sequence[TileKernel], chip: str, store: Cache, jobs: int, progress: Progress) -> dict[str, dict[str, Any]]:
-    """For each symbol `facts`, `cubin` (base64), `ptx` and `source`; `progress(symbol)` is called as each is done."""
+def kernel_binaries(
+    kernels: Sequence[TileKernel], chip: str, store: Cache, jobs: int, progress: Progress) -> tuple[dict[str, dict[str, Any]], int]:
+    """For each symbol `facts`, `cubin` (base64), `ptx` and `source`; and how many were compiled here, the others came from the cache.
+
+    `progress(symbol)` is called as each is done.
+    """
     tasks: dict[str, Task] = {k.symbol: (k.text, k.choice.schedule, chip, str(store.root)) for k in kernels}
     keys = {symbol: _key(*task[:3]) for symbol, task in tasks.items()}
     done = {symbol: found for symbol, key in keys.items() if (found := store.lookup(key)) is not None}
     for symbol in done:
         progress(symbol)
+    compiled = [0]
     missing = {symbol: task for symbol, task in tasks.items() if symbol not in done}
     if missing:
         families = {k.symbol: k.choice.family for k in kernels}
 
-        def ready(symbol: str, content: bytes) -> None:
-            done[symbol] = content
+        def ready(symbol: str, answer: tuple[bytes, bool]) -> None:
+            done[symbol] = answer[0]
+            compiled[0] += answer[1]
             progress(symbol)
 
         try:
             in_processes(compile_one, {symbol: (families[symbol], *task) for symbol, task in missing.items()}, jobs, ready)
         except KernelRefused as error:
             raise ModuleRefused(str(error)) from None
-    return {k.symbol: json.loads(done[k.symbol]) for k in kernels}
+    return {k.symbol: json.loads(done[k.symbol]) for k in kernels}, compiled[0]
 
 
-def compile_one(family: str, text: str, schedule: tuple[tuple[str, int], ...], chip: str, root: str) -> bytes:
-    """The binary of one tile module as JSON, from the cache or made now; runs in a worker process."""
-    return Cache(Path(root)).get_or_make(_key(text, schedule, chip), lambda: _binary(family, text, dict(schedule), chip))
+def compile_one(family: str, text: str, schedule: tuple[tuple[str, int], ...], chip: str, root: str) -> tuple[bytes, bool]:
+    """The binary of one tile module as JSON, and whether it was compiled now (else it is from the cache); runs in a worker process."""
+    made: list[bytes] = []
+
+    def make() -> bytes:
+        made.append(_binary(family, text, dict(schedule), chip))
+        return made[0]
+
+    return Cache(Path(root)).get_or_make(_key(text, schedule, chip), make), bool(made)
 
 
 def _binary(family: str, text: str, schedule: dict[str, int], name: str) -> bytes:

@@ -16,8 +16,8 @@ def read_tuning(path: Path | None) -> Rows:
     if path is None:
         return ()
     try:
-        data = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
         raise SettingsError([f"--tuning {path}: cannot be read as JSON ({error}); expected a tuning.json"]) from None
     if not isinstance(data, dict):
         raise SettingsError([f"--tuning {path}: found a JSON {type(data).__name__}, expected an object of requests"])

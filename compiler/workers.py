@@ -82,11 +82,19 @@ def _asked(process: "subprocess.Popen[bytes]", function: Callable[..., Any], nam
         process.stdin.flush()
         found: Answer = pickle.load(process.stdout)
     except (EOFError, OSError, ValueError, pickle.UnpicklingError):
-        process.kill()
-        return None, WorkerLost(name, process.wait())
+        return None, WorkerLost(name, _status(process))
     except Exception as error:
         return None, error
     return found
+
+
+def _status(process: "subprocess.Popen[bytes]") -> int:
+    """How a worker ended whose answer did not come."""
+    try:
+        return process.wait(timeout=5)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
 
 
 def serve() -> None:

@@ -12,6 +12,7 @@ from tapeout.dialects.define import from_attribute, to_attribute
 from tapeout.passes.define import Pass, PassError, Promise, functions
 
 BUCKETS = "tapeout.buckets"
+MOST_ROWS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class BucketRows(Pass):
     buckets: tuple[int, ...] = (16, 128, 512)
 
     def run(self, module: ir.Module) -> None:
-        if not self.buckets or list(self.buckets) != sorted(set(self.buckets)) or self.buckets[0] < 1:
-            raise PassError(f"bucket-rows{{buckets}}: expected ascending row counts of at least 1, found {list(self.buckets)}")
+        if not self.buckets or list(self.buckets) != sorted(set(self.buckets)) or not 1 <= self.buckets[0] <= self.buckets[-1] <= MOST_ROWS:
+            raise PassError(f"bucket-rows{{buckets}}: expected ascending row counts from 1 to {MOST_ROWS}, found {list(self.buckets)}")
         for function in functions(module):
             function.operation.attributes[BUCKETS] = to_attribute(list(self.buckets))
 

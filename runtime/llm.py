@@ -14,7 +14,7 @@ import numpy as np
 from tapeout.runtime.artifact import Artifact
 from tapeout.runtime.artifact_set import DeviceName, open_artifact
 from tapeout.runtime.engine import Engine, EngineOptions
-from tapeout.runtime.errors import OtherModel, PromptRefused, RequestsMismatched
+from tapeout.runtime.errors import OptionRefused, OtherModel, PromptRefused, RequestsMismatched
 from tapeout.runtime.params import SamplingParams, request_seed
 from tapeout.runtime.request import RequestOutput
 from tapeout.runtime.weights import bind_weights
@@ -48,6 +48,9 @@ class LLM:
         `device` picks one of several targets, "cpu" or "cuda"; without it a GPU where the artifact has binaries for this machine's.
         `asynchronous` plans a step while the device runs the one before; `trace` keeps what happens in `engine.recorder`.
         """
+        for name, place in (("artifact", artifact), ("weights", weights)):
+            if not isinstance(place, str | Path):
+                raise OptionRefused(f"LLM: {name}", f"{place!r} ({type(place).__name__})", "the path of a folder")
         options = EngineOptions(workers, cache_blocks, chunk_tokens, drafts, asynchronous, trace=trace)
         self.tokenizer: Tokenizer | None
         self.engine, self.tokenizer = open_engine(open_artifact(artifact, device), Path(weights), options)

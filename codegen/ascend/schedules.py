@@ -73,7 +73,7 @@ def _attend(request: Request) -> Schedule:
     settings = request.of("mla.attend") if request.op.startswith("nn.fused") else dict(request.attributes)
     entries = request.operands[5] if len(request.operands) > 5 else None
     packed = isinstance(entries, Blocks) and entries.entry.number.element == "f4E2M1FN"
-    return {"block_heads": divisor(settings["heads"], 8 if packed else 16), "block_keys": 16 if packed else 32}
+    return {"block_heads": divisor(settings["heads"], 4 if packed else 16), "block_keys": 16 if packed else 32}
 
 
 SELECTION: Schedule = {"workspace_bytes": 256 << 20, "chunk": 4096, "block_keys": 32, "block_places": 512}

@@ -5,36 +5,82 @@ so `tapeout --help` starts no compiler.
 """
 
 import importlib
+import os
 import pkgutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a character must not cost the result
     try:
-        _application()(args=given, prog_name="tapeout")
-    except SystemExit as error:
-        return error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+        code = _run(given)
+        sys.stdout.flush()
     except KeyboardInterrupt:
         print("tapeout: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
+        _drop_output()
         return 0
     except Exception as error:
         from tapeout.compiler.failure import report
 
-        return report(error, given)
-    return 0
+        code = report(error, given)
+    with suppress(OSError):
+        sys.stdout.flush()
+        return code
+    _drop_output()
+    return code
 
 
 def entry() -> None:
     """The console script."""
+    _open_missing_streams()
     sys.exit(main())
 
 
-def _application() -> Callable[..., object]:
+def _run(given: list[str]) -> int:
+    """The exit code of a command that ended by itself or was called wrongly; everything else is raised as it is.
+
+    Called below typer's own entry, which would turn an interrupt into its own message and code.
+    """
+    import typer
+
+    wrong_usage: Any = typer.BadParameter.__mro__[2]  # ClickException, which typer itself does not name
+    command = typer.main.get_command(_application())
+    try:
+        with command.make_context("tapeout", list(given)) as context:
+            command.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    except wrong_usage as error:
+        error.show()
+        return int(error.exit_code)
+    return 0
+
+
+def _drop_output() -> None:
+    """Nobody reads any more: what is still buffered goes nowhere, so that the interpreter's own flush does not fail."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+
+
+def _open_missing_streams() -> None:
+    """Streams that the caller closed lead nowhere; their numbers must not go to the next file that is opened."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115, PTH123 (open as long as the process)
+
+
+def _application() -> Any:
     import typer
 
     app = typer.Typer(

@@ -43,7 +43,7 @@ def verify(cache: Folder = None, as_json: Json = False) -> None:
 
 @command.command()
 def prune(
-    keep: Annotated[int, typer.Option(help="MiB to keep, the most recently used")] = 0, cache: Folder = None, as_json: Json = False
+    keep: Annotated[int, typer.Option(min=0, help="MiB to keep, the most recently used")] = 0, cache: Folder = None, as_json: Json = False
 ) -> None:
     """Remove damaged entries, then the least recently used ones beyond --keep."""
     from tapeout.compiler import report

@@ -63,6 +63,7 @@ def command(
         "identity": made.identity,
         "targets": made.targets,
         "kernels": len(made.kernels),
+        "kernels_compiled": made.kernels_compiled,
         "bytes": made.size_bytes,
         "seconds": made.seconds,
     }

@@ -6,7 +6,7 @@ import typer
 
 
 def command(as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False) -> None:
-    """Report what this machine can compile for and run on: processor, tools, packages; what is missing and how to get it."""
+    """Report what this machine can compile for and run on: processor, tools, packages; what is missing and how to get it; exit 1 if something is."""
     from tapeout.compiler import report
     from tapeout.compiler.doctor import findings
 
@@ -22,3 +22,5 @@ def command(as_json: Annotated[bool, typer.Option("--json", help="print JSON")] 
             )
         ),
     )
+    if not all(f.is_ok for f in found):
+        raise typer.Exit(1)

@@ -28,20 +28,24 @@ def command(
     """Show what a compiled model would need: state, work, weights, memory, kernels."""
     from tapeout.compiler import report
     from tapeout.compiler.driver import Watch, plan
+    from tapeout.compiler.errors import SettingsError
     from tapeout.compiler.settings import Settings
     from tapeout.models.deepseek_v41.config import load_config
 
     config = load_config(path, allow_unknown_keys=allow_unknown_keys)
-    settings = Settings(
-        target=target,
-        max_rows=max_rows,
-        max_sequences=sequences,
-        max_outputs=max_outputs,
-        max_context=context,
-        block_tokens=block_tokens,
-        workspace_bytes=workspace * MEBIBYTE,
-    )
-    planned = plan(config, settings, Watch())
+    try:
+        settings = Settings(
+            target=target,
+            max_rows=max_rows,
+            max_sequences=sequences,
+            max_outputs=max_outputs,
+            max_context=context,
+            block_tokens=block_tokens,
+            workspace_bytes=workspace * MEBIBYTE,
+        )
+        planned = plan(config, settings, Watch())
+    except SettingsError as error:
+        raise error.renamed({"--max-context": "--context", "--max-sequences": "--sequences"}) from None
     assert planned is not None, "a plan without stop_after is whole"
     data = facts(config, settings, planned)
     report.emit(data, as_json, lambda: _show(data))

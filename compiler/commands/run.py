@@ -39,23 +39,31 @@ def command(
 ) -> None:
     """Run an artifact offline: prompts in, tokens out."""
     import json
+    import sys
 
+    from tapeout.compiler.files import check_output
     from tapeout.compiler.prompts import read_prompts
-    from tapeout.compiler.run import Run, result_lines, write_lines
+    from tapeout.compiler.run import Run, result_lines, shortfalls, write_lines
 
     defaults = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k, "seed": seed}
     asked = read_prompts(prompt or [], prompts, token_ids, defaults)
+    if out is not None:
+        check_output(out, "--out")
     run = Run.of(artifact, weights, asked, workers, None if device is None else device.value, trace)
     lines = result_lines(run, asked)
     if out is not None:
         write_lines(out, lines)
-    elif as_json:
-        print("\n".join(json.dumps(line) for line in lines))
+    if as_json:
+        print("\n".join(json.dumps(line) for line in (lines if out is None else lines[-1:])))
     else:
-        _show(run.outputs)
-    if stats or (out is not None and not as_json):
-        print(run.summary)
-    if any(not output.outputs[0].token_ids and output.outputs[0].finish_reason not in ("stop", "length") for output in run.outputs):
+        if out is None:
+            _show(run.outputs)
+        if stats or out is not None:
+            print(run.summary)
+    unfinished = shortfalls(run, asked)
+    for sentence in unfinished:
+        print(f"tapeout: {sentence}", file=sys.stderr)
+    if unfinished:
         raise typer.Exit(1)
 
 

@@ -30,10 +30,13 @@ def speculation(
 ) -> None:
     """Compare planner rules for speculative verification with verifying every draft."""
     from tapeout.compiler import report
+    from tapeout.compiler.files import check_output, write_text
     from tapeout.runtime.sim import speculation as simulator
     from tapeout.runtime.sim.acceptance import persistence as persistence_of
     from tapeout.runtime.sim.acceptance import recorded_load
 
+    if out is not None:
+        check_output(out, "--out")
     scenario = simulator.scenario_of(
         preset,
         seeds=tuple(range(seeds)),
@@ -53,7 +56,7 @@ def speculation(
         lines, known = simulator.simulated_trace(load, scenario, named), {"persistence": persistence_of(load), "steps": load.steps}
         targets = []
     if out is not None:
-        out.write_text(simulator.gain_plot(lines), encoding="utf-8")
+        write_text(out, simulator.gain_plot(lines), "--out")
     data = simulator.as_data(scenario, known, lines, targets, trace)
     report.emit(data, as_json, lambda: _show(data, out))
 

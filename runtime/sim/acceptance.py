@@ -99,6 +99,8 @@ def recorded_load(path: Path) -> Load:
         lines = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError:
         raise TraceRefused(str(path), "bytes that are not UTF-8", "JSON lines in UTF-8") from None
+    except OSError as error:
+        raise TraceRefused(str(path), error.strerror or str(error), "a file of JSON lines that can be read") from None
     steps = [_step(f"{path}, line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
     if not steps:
         raise TraceRefused(str(path), "no steps", "at least one line")

@@ -29,7 +29,7 @@ SETTINGS = {"max_rows": 24, "max_sequences": 3, "max_context": 128, "block_token
 VERSIONS = target_nvidia.Versions("3.9.9", "13.4.1", "e" * 64, (13, 4))
 
 
-def pretended(kernels: Sequence[TileKernel], chip: str, store: Cache, jobs: int, progress: Any) -> dict[str, dict[str, Any]]:
+def pretended(kernels: Sequence[TileKernel], chip: str, store: Cache, jobs: int, progress: Any) -> tuple[dict[str, dict[str, Any]], int]:
     out = {}
     for kernel in kernels:
         facts = {"function": kernel.symbol, "warps": 4, "shared_bytes": 10, "registers": 77, "spills": 0, "local_bytes": 0, "occupancy": 0.25,
@@ -37,7 +37,7 @@ def pretended(kernels: Sequence[TileKernel], chip: str, store: Cache, jobs: int,
         content = base64.b64encode(f"{chip} {kernel.symbol}".encode()).decode()
         out[kernel.symbol] = {"facts": facts, "cubin": content, "ptx": f".target {chip}", "source": f"# {kernel.symbol}\n"}
         progress(kernel.symbol)
-    return out
+    return out, len(out)
 
 
 @pytest.fixture(scope="module")
@@ -179,13 +179,17 @@ def test_running_without_a_driver_is_exit_code_3(
     assert "found sm90, expected cpu" in capsys.readouterr().err
 
 
-def test_refused_kernels_name_themselves_across_processes() -> None:
-    from concurrent.futures import Future
+def test_refused_kernels_name_themselves_across_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
 
-    future: Future[bytes] = Future()
-    future.set_exception(target_nvidia.KernelRefused("kernel attend_1 for sm90: attend: spills 4 bytes"))
+    def refuse(function: Any, tasks: Any, jobs: int, done: Any) -> None:
+        raise target_nvidia.KernelRefused("kernel attend_1 for sm90: attend: spills 4 bytes")
+
+    monkeypatch.setattr(target_nvidia, "versions", lambda: VERSIONS)
+    monkeypatch.setattr(target_nvidia, "in_processes", refuse)
+    kernel: Any = SimpleNamespace(symbol="attend_1", text="", choice=SimpleNamespace(schedule=(), family="attend"))
     with pytest.raises(ModuleRefused, match=r"^\[C103\] kernel attend_1 for sm90"):
-        target_nvidia._result(future)
+        target_nvidia.kernel_binaries([kernel], "sm90", Cache(tmp_path), 1, lambda symbol: None)
 
 
 def test_a_kernel_is_keyed_by_everything_that_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:

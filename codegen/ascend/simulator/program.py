@@ -74,7 +74,7 @@ class Op:
 
     def attribute(self, name: str) -> Any:
         """An attribute, or None."""
-        return self.op.attributes[name] if name in self.op.attributes else None
+        return self.op.attributes.get(name)
 
     def word(self, name: str) -> str:
         """An attribute as text without its wrapping `#dialect.kind<...>`; empty where it is absent."""
