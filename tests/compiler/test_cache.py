@@ -11,6 +11,7 @@ import pytest
 
 from tapeout.compiler import cache as module
 from tapeout.compiler.cache import Cache, default_root, key_of
+from tapeout.compiler.errors import CacheRefused
 
 KEY, OTHER, THIRD = (key_of(name) for name in ("one", "two", "three"))
 
@@ -95,7 +96,7 @@ def test_a_full_disk_leaves_no_half_entry(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "rename", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(CacheRefused, match="found No space left on device, expected a folder that can be written"):
         Cache(tmp_path).get_or_make(KEY, lambda: b"abc")
     assert sorted(p.suffix for p in tmp_path.rglob("*") if p.is_file()) == [".lock"]
 
@@ -191,6 +192,38 @@ def test_prune_removes_abandoned_writes_of_its_own(tmp_path: Path) -> None:
     os.utime(old, (0, 0))
     store.prune(1 << 30)
     assert not old.exists() and young.exists()
+
+
+def test_prune_removes_locks_of_entries_that_are_gone_and_of_nobody(tmp_path: Path) -> None:
+    from filelock import FileLock
+
+    store = Cache(tmp_path)
+    fill(store)
+    locks = {key: tmp_path / key[:2] / f"{key}.lock" for key in (KEY, OTHER, THIRD)}
+    for lock in locks.values():
+        lock.touch()
+    foreign = tmp_path / KEY[:2] / "mine.lock"
+    foreign.touch()
+    with FileLock(locks[OTHER]):
+        store.prune(10)
+        assert {key: lock.exists() for key, lock in locks.items()} == {KEY: True, OTHER: True, THIRD: False}
+    assert foreign.exists()
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_root_that_is_no_folder_is_one_sentence(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(CacheRefused, match=r"^\[C106\] compile cache .*: found (File exists|Not a directory), expected a folder"):
+        Cache(tmp_path / place).get_or_make(KEY, lambda: b"abc")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_what_making_raises_is_not_the_cache_s_fault(tmp_path: Path) -> None:
+    def make() -> bytes:
+        raise OSError("of the maker")
+
+    with pytest.raises(OSError, match="^of the maker$"):
+        Cache(tmp_path).get_or_make(KEY, make)
 
 
 def test_default_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

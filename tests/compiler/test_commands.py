@@ -201,10 +201,14 @@ def test_plan_for_people_and_for_machines(tapeout: Tapeout) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--context", "0"], "--max-context: found 0"),
+        (["--context", "0"], "--context: found 0, expected 1 to 16777216"),
         (["--target", "abacus"], "--target: found abacus, expected one of"),
         (["--block-tokens", "7"], "--block-tokens: found 7"),
-        (["--context", "100000000"], "max_context is 100000000, expected at most the model's"),
+        (["--context", "16000000"], "--context: found 16000000, expected at most the model's 1048576 positions"),
+        (["--sequences", "0"], "--sequences: found 0, expected 1 to --max-rows (512)"),
+        (["--workspace", "99999999999999999999"], "--workspace: found 1e+20 MiB, expected 1 to 1048576 MiB"),
+        (["--max-outputs", "99999999999999999999"], "--max-outputs: found 99999999999999999999"),
+        (["--block-tokens", "99999999999999999998"], "--block-tokens: found 99999999999999999998"),
     ],
 )
 def test_plan_refuses(tapeout: Tapeout, arguments: list[str], sentence: str) -> None:
@@ -237,6 +241,7 @@ def test_compile(tapeout: Tapeout, model: Model, tmp_path: Path) -> None:  # noq
     assert {"artifact", "identity", "kernels", "bytes", "seconds"} <= set(data)
     assert data["artifact"] == str(out) and data["bytes"] == sum(p.stat().st_size for p in out.rglob("*") if p.is_file())
     assert data["identity"] == json.loads((model.artifact / "manifest.json").read_text())["identity"]
+    assert data["kernels_compiled"] == 0
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "thesis.txt").write_text("mine")
@@ -261,6 +266,7 @@ def test_compile_prints_and_stops(tapeout: Tapeout, tmp_path: Path) -> None:
         (["--tuning", "none.json"], "--tuning none.json: cannot be read as JSON"),
         (["--cpu", "i386"], "--cpu: found i386"),
         (["--jobs", "0"], "--jobs: found 0"),
+        (["--dump", f"{TINY}/dump"], f"--dump {TINY}/dump: found Not a directory, expected a folder that can be written"),
     ],
 )
 def test_compile_refuses(tapeout: Tapeout, tmp_path: Path, arguments: list[str], sentence: str) -> None:
@@ -296,8 +302,8 @@ def test_run(tapeout: Tapeout, model: Model, tmp_path: Path) -> None:  # noqa: F
         ("[]", "prompts.jsonl:1: expected an object with either `prompt` or `token_ids`"),
         ('{"prompt": "a", "token_ids": [1]}', "prompts.jsonl:1: expected an object with either `prompt` or `token_ids`"),
         ('{"prompt": "a", "temprature": 1}', "prompts.jsonl:1: unknown field temprature; expected id, prompt, token_ids, temperature"),
-        ('{"token_ids": [1.5]}', "prompts.jsonl:1: found list, expected text in `prompt` or whole numbers in `token_ids`"),
-        ('\n\n{"prompt": 3}', "prompts.jsonl:3: found int, expected text in `prompt` or whole numbers in `token_ids`"),
+        ('{"token_ids": [1.5]}', "prompts.jsonl:1: token_ids: found [1.5], expected a list of whole numbers"),
+        ('\n\n{"prompt": 3}', "prompts.jsonl:3: prompt: found int, expected text"),
     ],
     ids=["none", "json", "list", "both", "unknown", "numbers", "line"],
 )
@@ -331,8 +337,14 @@ def test_opt(tapeout: Tapeout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert tapeout("opt", path, "-p", "verfy") == 1
     assert tapeout.err.startswith("tapeout: [C102] unknown pass verfy at column 1") and tapeout.err.rstrip().endswith("nearest: verify")
     path.write_bytes(b"\xff\xfe")
-    assert tapeout("opt", path) == 1 and "not text" in tapeout.err
-    assert tapeout("opt", tmp_path / "none.mlir") == 1 and "none.mlir" in tapeout.err
+    assert tapeout("opt", path) == 1 and f"[C105] module {path}: found bytes that are not text" in tapeout.err
+    assert tapeout("opt", tmp_path / "none.mlir") == 1
+    assert tapeout.err == (
+        f"tapeout: [C105] module {tmp_path / 'none.mlir'}: found No such file or directory, expected a readable file; give another file\n"
+    )
+    path.write_text(NORM)
+    for passes in ("bucket-rows{buckets=[99999999999999999]}", "verify,plan-memory{drafts_each=99999999999999999999}"):
+        assert tapeout("opt", path, "-p", passes) == 1 and "at most" in tapeout.err or "from 1 to 65536" in tapeout.err
     import io
 
     monkeypatch.setattr(sys, "stdin", io.StringIO(NORM))
@@ -356,6 +368,11 @@ def test_cache(tapeout: Tapeout, tmp_path: Path) -> None:
     assert tapeout.json("cache", "prune", "--keep", 1) == {"root": str(store.root), "removed": 1, "bytes": 7}
     assert tapeout("cache", "prune") == 0 and "removed 1 entries, 20 bytes" in tapeout.out
     assert tapeout.json("cache", "ls", "--cache", tmp_path / "other")["entries"] == []
+    (tmp_path / "file").write_text("mine")
+    for command in ("ls", "verify", "prune"):
+        assert tapeout("cache", command, "--cache", tmp_path / "file") == 1
+        assert tapeout.err.startswith(f"tapeout: [C106] compile cache {tmp_path / 'file'}: found a file, expected a folder")
+    assert tapeout("cache", "prune", "--keep", -1) == 2 and (tmp_path / "file").read_text() == "mine"
 
 
 def test_doctor(tapeout: Tapeout, tmp_path: Path) -> None:
@@ -384,7 +401,6 @@ def test_without_the_bindings_compiling_is_3(arguments: list[str]) -> None:
 def test_without_the_bindings_the_rest_works(model: Model) -> None:  # noqa: F811
     for arguments in (
         ["--help"],
-        ["doctor"],
         ["inspect", TINY],
         ["inspect", str(model.artifact)],
         ["cache", "ls", "--cache", "nowhere"],

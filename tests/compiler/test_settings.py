@@ -17,10 +17,23 @@ WRONG = [
     ({"max_rows": 65537}, "--max-rows: found 65537, expected 1 to 65536"),
     ({"max_sequences": 0}, "--max-sequences: found 0, expected 1 to --max-rows (512)"),
     ({"max_sequences": 513}, "--max-sequences: found 513, expected 1 to --max-rows (512)"),
-    ({"max_context": 0}, "--max-context: found 0, expected at least 1"),
-    ({"block_tokens": 7}, "--block-tokens: found 7, expected a multiple of 2, the widest compression ratio"),
-    ({"block_tokens": 0}, "--block-tokens: found 0, expected a multiple of 2, the widest compression ratio"),
-    ({"workspace_bytes": 1023}, "--workspace: found 1023 bytes, expected at least 1 MiB"),
+    ({"max_context": 0}, "--max-context: found 0, expected 1 to 16777216"),
+    ({"block_tokens": 7}, "--block-tokens: found 7, expected a multiple of 2 (the widest compression ratio) up to 65536"),
+    ({"block_tokens": 0}, "--block-tokens: found 0, expected a multiple of 2 (the widest compression ratio) up to 65536"),
+    ({"max_context": 1 << 25}, "--max-context: found 33554432, expected 1 to 16777216"),
+    ({"block_tokens": 1 << 17}, "--block-tokens: found 131072, expected a multiple of 2 (the widest compression ratio) up to 65536"),
+    ({"max_outputs": 7}, "--max-outputs: found 7, expected --max-sequences (8) to 65536"),
+    ({"max_outputs": 65537}, "--max-outputs: found 65537, expected --max-sequences (8) to 65536"),
+    ({"workspace_bytes": 1 << 19}, "--workspace: found 0.5 MiB, expected 1 to 1048576 MiB"),
+    ({"workspace_bytes": 10**9 << 20}, "--workspace: found 1000000000 MiB, expected 1 to 1048576 MiB"),
+    ({"buckets": tuple(range(1, 65)) + (512,)}, "--row-buckets: found 65 counts, expected at most 64"),
+    ({"max_rows": "x"}, "--max-rows: found 'x', expected a whole number"),
+    ({"max_rows": True}, "--max-rows: found True, expected a whole number"),
+    ({"max_context": 1e6}, "--max-context: found 1000000.0, expected a whole number"),
+    ({"target": None}, "--target: found None, expected text"),
+    ({"buckets": [16, 512]}, "--row-buckets: found [16, 512], expected a tuple of whole numbers"),
+    ({"print_ir_after": "all"}, "--print-ir-after: found 'all', expected a tuple of names"),
+    ({"dump": 5}, "--dump: found 5, expected a path or None"),
     ({"jobs": 0}, "--jobs: found 0, expected 1 to 256"),
     ({"buckets": (16, 8, 512)}, "--row-buckets: found [16, 8, 512], expected ascending counts"),
     ({"buckets": (16, 16, 512)}, "--row-buckets: found [16, 16, 512], expected ascending counts"),
@@ -86,6 +99,7 @@ def test_every_setting_of_a_compile_has_a_flag() -> None:
     ("text", "sentence"),
     [
         ("", "cannot be read as JSON"),
+        ("[" * 100_000, "cannot be read as JSON"),
         ("[]", "found a JSON list, expected an object of requests"),
         ('{"a": {"block": 1.5}, "b": 3}', "a: expected whole numbers by name, found {'block': 1.5}"),
         ('{"a": {"block": true}}', "a: expected whole numbers by name, found {'block': True}"),
@@ -105,3 +119,35 @@ def test_tuning_rows(tmp_path: Path) -> None:
     assert read_tuning(path) == (("a", ()), ("b", (("x", 1), ("y", 2)))) and read_tuning(None) == ()
     with pytest.raises(SettingsError, match="cannot be read as JSON"):
         read_tuning(tmp_path / "none.json")
+
+
+def test_python_names_fields_and_takes_lists(tmp_path: Path) -> None:
+    from tapeout.compiler.api import compile
+    from tapeout.models import deepseek_v41
+
+    tiny = Path(deepseek_v41.__file__).parent / "config-tiny.json"
+    wrong: list[tuple[dict[str, object], str]] = [
+        ({"max_rowz": 3}, "max_rowz: there is no such setting, expected max_rows"),
+        ({"max_rows": "3"}, "max_rows: found '3', expected a whole number"),
+        ({"buckets": [16, 256]}, "buckets: the last one is 256, expected max_rows (512)"),
+        ({"workspace_bytes": 1}, "workspace_bytes: found 9.53674316406e-07 MiB, expected 1 to 1048576 MiB"),
+        ({"stop_after": "verify"}, "stop_after: ends a compile before anything is written; use tapeout.compiler.api.compile_path"),
+        ({"max_context": 1 << 22}, "max_context: found 4194304, expected at most the model's 1048576 positions"),
+    ]
+    for given, sentence in wrong:
+        with pytest.raises(SettingsError) as caught:
+            compile(tiny, tmp_path / "out", **given)
+        assert caught.value.problems == (sentence,)
+    with pytest.raises(SettingsError) as caught:
+        compile(5, None)  # type: ignore[arg-type]
+    assert caught.value.problems == ("path: found 5, expected a path", "output: found None, expected a path")
+
+
+def test_an_error_crosses_processes_as_it_is() -> None:
+    import pickle
+
+    from tapeout.compiler.errors import FileRefused, ModuleRefused, WorkerLost
+
+    for error in (SettingsError(["a", "b"]), ModuleRefused("x"), FileRefused("--out", Path("p"), "f", "e", "r"), WorkerLost("k", -9)):
+        found = pickle.loads(pickle.dumps(error))
+        assert (type(found), str(found)) == (type(error), str(error))

@@ -34,14 +34,17 @@ def test_two_compiles_at_once_are_byte_equal_and_one(model: Model, tmp_path: Pat
     """Two processes, two folders, one cache: equal artifacts, and every kernel was made once."""
     outputs = [tmp_path / "a" / "one", tmp_path / "b" / "another-name"]
     cache = tmp_path / "cache"
-    running = [_tapeout("compile", str(model.weights), "-o", str(o), *SMALL, TAPEOUT_CACHE_DIR=str(cache)) for o in outputs]
+    running = [_tapeout("compile", str(model.weights), "-o", str(o), *SMALL, "--json", TAPEOUT_CACHE_DIR=str(cache)) for o in outputs]
+    compiled = []
     for process in running:
         out, err = process.communicate(timeout=300)
         assert process.returncode == 0, out + err
+        compiled.append(json.loads(out)["kernels_compiled"])
     assert _files(outputs[0]) == _files(outputs[1])
     entries = list(Cache(cache / "v1").entries())
     made = json.loads((outputs[0] / "manifest.json").read_text())["kernels"]
     assert len(entries) == len(made) + 1  # the library
+    assert sum(compiled) == len(made) and min(compiled) > 0, compiled
 
 
 def test_compiling_again_gives_the_same_bytes(model: Model, tmp_path: Path) -> None:
