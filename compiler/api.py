@@ -66,7 +66,11 @@ def compile(path: Path | str, output: Path | str, **settings: object) -> Compile
     Lists and path texts are taken where a setting is a tuple or a path. Raises `SettingsError` with the names of the fields, and what
     `compile_path` raises.
     """
-    wrong = [f"{name}: found {place!r}, expected a path" for name, place in (("path", path), ("output", output)) if not isinstance(place, str | Path)]
+    wrong = [
+        f"{name}: found {place!r}, expected a path"
+        for name, place in (("path", path), ("output", output))
+        if not isinstance(place, str | Path)
+    ]
     wrong += [f"{name}: there is no such setting, expected {_nearest(name)}" for name in settings if name not in OPTIONS]
     if settings.get("stop_after") is not None:
         wrong.append("stop_after: ends a compile before anything is written; use tapeout.compiler.api.compile_path")

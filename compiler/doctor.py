@@ -59,7 +59,9 @@ def _package(name: str, module: str, use: str, remedy: str) -> Finding:
         return Finding(f"{name} ({use})", "none", f"{name}{needed}", False, remedy)
     fault = import_fault(module)
     if fault is not None:
-        return Finding(f"{name} ({use})", f"{version}, cannot be imported: {fault}", f"{name}{needed}", False, f"{remedy} --force-reinstall")
+        return Finding(
+            f"{name} ({use})", f"{version}, cannot be imported: {fault}", f"{name}{needed}", False, f"{remedy} --force-reinstall"
+        )
     return Finding(f"{name} ({use})", version, f"{name}{needed}", is_version(version, needed), remedy)
 
 

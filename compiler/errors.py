@@ -72,7 +72,9 @@ class CacheRefused(CompilerError):
     code = "C106"
 
     def __init__(self, root: Path | str, found: str) -> None:
-        super().__init__(f"compile cache {root}: found {found}, expected a folder that can be written; set TAPEOUT_CACHE_DIR to another one")
+        super().__init__(
+            f"compile cache {root}: found {found}, expected a folder that can be written; set TAPEOUT_CACHE_DIR to another one"
+        )
         self.given = (root, found)
 
 

@@ -1,7 +1,7 @@
 """Files that the user names: read and written here, so that what goes wrong is one sentence with option, path, found and expected.
 
 A regular file is written aside and renamed, so that a reader never sees half of it; its mode is kept, links are followed. Anything else
-(a device, a pipe, a file in a folder that cannot be written) is written through.
+(a device, a pipe, standard output by name, a file in a folder that cannot be written) is written through.
 """
 
 import os
@@ -49,7 +49,9 @@ def write_text(path: Path, content: str, where: str) -> None:
     check_output(path, where)
     try:
         facts = _facts(path)
-        if _is_written_through(path, facts):
+        if facts is not None and _is_standard_output(facts):
+            sys.stdout.write(content)
+        elif _is_written_through(path, facts):
             with path.open("w", encoding="utf-8") as file:
                 file.write(content)
         else:
@@ -78,6 +80,14 @@ def _facts(path: Path) -> os.stat_result | None:
         return path.stat()
     except FileNotFoundError:
         return None
+
+
+def _is_standard_output(facts: os.stat_result) -> bool:
+    """Whether a file is the one behind standard output: opened a second time, each would overwrite what the other wrote."""
+    try:
+        return os.path.samestat(os.fstat(1), facts)
+    except OSError:
+        return False
 
 
 def _is_written_through(path: Path, facts: os.stat_result | None) -> bool:

@@ -12,11 +12,11 @@ from typing import Any, get_type_hints
 from tapeout.codegen.plan_memory import PlanMemory
 from tapeout.codegen.select_kernels import SelectKernels
 from tapeout.compiler.errors import ModuleRefused, PipelineError
-from tapeout.compiler.settings import MEBIBYTE, MOST_ROWS, MOST_WORKSPACE, Settings
+from tapeout.compiler.settings import MEBIBYTE, MOST_WORKSPACE, Settings
 from tapeout.dialects._mlir import ir
 from tapeout.dialects.define import Mismatch
 from tapeout.passes.assign_formats import AssignFormats
-from tapeout.passes.bucket_rows import BucketRows
+from tapeout.passes.bucket_rows import MOST_ROWS, BucketRows
 from tapeout.passes.define import Pass, PassError
 from tapeout.passes.fuse_attention_output import FuseAttentionOutput
 from tapeout.passes.fuse_collapse_norm import FuseCollapseNorm

@@ -7,13 +7,17 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapeout.compiler.files import check_output, write_text
 from tapeout.compiler.prompts import Asked
 from tapeout.runtime.artifact_set import DeviceName
+from tapeout.runtime.errors import PromptRefused
 from tapeout.runtime.llm import LLM
 from tapeout.runtime.request import RequestOutput
+
+if TYPE_CHECKING:
+    from tapeout.models.deepseek_v41.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,7 @@ def shortfalls(run: Run, asked: list[Asked]) -> list[str]:
     return found
 
 
-def _why(reason: str | None, output: RequestOutput, asked: Asked, limit: int) -> tuple[str, str]:
+def _why(reason: str, output: RequestOutput, asked: Asked, limit: int) -> tuple[str, str]:
     """What was found and expected where a request ended early, and what to do."""
     prompt, made = len(output.prompt_token_ids), len(output.outputs[0].token_ids)
     match reason:
@@ -118,7 +122,8 @@ def _why(reason: str | None, output: RequestOutput, asked: Asked, limit: int) ->
             return f"found too little memory for {prompt + made} tokens", "shorten the prompt, or run fewer or shorter requests at a time"
         case "deadline":
             return f"found {made} tokens after {asked.params.deadline_ms} ms, expected its end by then", "give a larger deadline_ms"
-    return f"found {made} tokens, expected its end", "run it again"
+    fault = output.outputs[0].error
+    return f"found {made} tokens{f' and {fault}' if fault else ''}, expected its end", "run it again"
 
 
 def _check(llm: LLM, asked: list[Asked]) -> None:
@@ -128,4 +133,14 @@ def _check(llm: LLM, asked: list[Asked]) -> None:
         if not isinstance(one.prompt, str):
             llm.engine.checked_prompt(one.prompt, one.where)
         elif llm.tokenizer is not None:
-            llm.engine.checked_prompt(llm.tokenizer.encode(one.prompt), one.where)
+            llm.engine.checked_prompt(_tokens(llm.tokenizer, one.prompt, one.where), one.where)
+
+
+def _tokens(tokenizer: "Tokenizer", text: str, where: str) -> list[int]:
+    from tapeout.models.deepseek_v41.errors import TokenizerError
+
+    try:
+        return list(tokenizer.encode(text))
+    except TokenizerError as error:
+        problem = error.problems[0]
+        raise PromptRefused(where, problem.found, problem.expected) from None

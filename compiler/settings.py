@@ -46,7 +46,11 @@ class Settings:
     tuned: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = field(default=())
 
     def __post_init__(self) -> None:
-        wrong = [f"{OPTIONS[f.name]}: found {getattr(self, f.name)!r}, expected {_KINDS[f.name][0]}" for f in fields(self) if not self._fits(f.name)]
+        wrong = [
+            f"{OPTIONS[f.name]}: found {getattr(self, f.name)!r}, expected {_KINDS[f.name][0]}"
+            for f in fields(self)
+            if not self._fits(f.name)
+        ]
         if wrong:
             raise SettingsError(wrong)
         problems = [sentence for fact, sentence in self._rules() if not fact]

@@ -5,6 +5,7 @@ Everything else imports `ir`, `ext`, `rewrite`, `passmanager` and upstream diale
 
 import importlib
 import importlib.metadata
+import importlib.util
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ def load(name: str) -> ModuleType:
     try:
         return importlib.import_module(f"{_ROOT}.{name}")
     except ImportError as error:
-        if isinstance(error, ModuleNotFoundError) and error.name == _ROOT:
+        if importlib.util.find_spec(_ROOT) is None:
             raise MlirMissing(f"the MLIR bindings ({_ROOT}) are not installed; found none, {_NEEDED}") from error
         raise MlirMissing(
             f"the MLIR bindings ({_ROOT}) cannot be imported; found torch-mlir {_installed()} ({error}), {_NEEDED}"

@@ -95,7 +95,7 @@ def _arrival(line: str, where: str) -> Arrival:
         arrival = Arrival(**json.loads(line))
         is_valid = arrival.at_ms >= 0 and arrival.prompt_tokens >= 1 and arrival.output_tokens >= 0
         is_valid = is_valid and 0 <= arrival.shared_tokens <= arrival.prompt_tokens
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         raise ScenarioRefused(where, line[:60], expected) from None
     if not is_valid:
         raise ScenarioRefused(where, line[:60], "times and shared tokens of at least 0, prompts of at least 1 token, no more shared than that")

@@ -222,7 +222,7 @@ def test_what_making_raises_is_not_the_cache_s_fault(tmp_path: Path) -> None:
     def make() -> bytes:
         raise OSError("of the maker")
 
-    with pytest.raises(OSError, match="^of the maker$"):
+    with pytest.raises(OSError, match=r"^of the maker$"):
         Cache(tmp_path).get_or_make(KEY, make)
 
 

@@ -43,7 +43,9 @@ def test_needed_versions_come_from_the_package_itself() -> None:
     ],
     ids=["raises", "dies", "fine"],
 )
-def test_a_package_is_imported_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, fault: str | None) -> None:
+def test_a_package_is_imported_in_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, fault: str | None
+) -> None:
     (tmp_path / "odd_package.py").write_text(body)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert doctor.import_fault("odd_package") == fault

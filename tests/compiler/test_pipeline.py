@@ -9,7 +9,7 @@ from tapeout.codegen.plan_memory import PlanMemory
 from tapeout.codegen.select_kernels import SelectKernels
 from tapeout.compiler.cache import Cache
 from tapeout.compiler.driver import Watch, compile_model
-from tapeout.compiler.errors import CompilerError, ModuleRefused, PipelineError
+from tapeout.compiler.errors import CompilerError, ModuleRefused, PipelineError, SettingsError
 from tapeout.compiler.opt import run_passes
 from tapeout.compiler.pipeline import KERNEL_STAGES, PASSES, graph_pipeline, parse_pipeline, run
 from tapeout.compiler.settings import Settings
@@ -81,7 +81,7 @@ NAMES_TEXT = ", ".join(PASSES)
         ("bucket-rows{buckets}", "bucket-rows{buckets}: expected options buckets"),
         ("bucket-rows{buckets=[a]}", "bucket-rows{buckets=[a]}: expected numbers, as [16 128]"),
         ("bucket-rows{buckets=1,buckets=2}", "bucket-rows{buckets=2}: buckets is given twice"),
-        ("plan-memory{sequences=x}", "plan-memory{sequences=x}: expected a whole number"),
+        ("plan-memory{sequences=x}", "plan-memory{sequences=x}: expected a whole number of at most 65536"),
         ("select-kernels{tuned=[1 2]}", "select-kernels{tuned=[1 2]}: expected options target, workspace_bytes"),
     ],
 )
@@ -202,6 +202,6 @@ def test_options_that_no_graph_fits_are_refused(tmp_path: Path) -> None:
     longest = TINY.text.max_position_embeddings
     settings = Settings(**{**SMALL, "max_context": longest + 1}, stop_after="verify")  # type: ignore[arg-type]
     with pytest.raises(
-        ModuleRefused, match=rf"\[C103\] no graph can be built - GraphOptions - max_context is {longest + 1}, expected at most"
+        SettingsError, match=rf"--max-context: found {longest + 1}, expected at most the model's {longest} positions"
     ):
         compile_model(TINY, settings, tmp_path, Cache(tmp_path))

@@ -84,7 +84,9 @@ def test_token_ids_are_ascii_digits(tmp_path: Path, text: str) -> None:
         read_ids(tmp_path, text)
 
 
-@pytest.mark.parametrize(("field", "value", "code"), [("temperature", "hot", "P101"), ("top_p", 2, "P102"), ("temperature", 10**400, "P102")])
+@pytest.mark.parametrize(
+    ("field", "value", "code"), [("temperature", "hot", "P101"), ("top_p", 2, "P102"), ("temperature", 10**400, "P102")]
+)
 def test_parameters_of_a_line_name_it(tmp_path: Path, field: str, value: object, code: str) -> None:
     line = json.dumps({"prompt": "a", field: value})
     with pytest.raises(ParameterError) as caught:

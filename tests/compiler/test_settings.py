@@ -26,7 +26,7 @@ WRONG = [
     ({"max_outputs": 65537}, "--max-outputs: found 65537, expected --max-sequences (8) to 65536"),
     ({"workspace_bytes": 1 << 19}, "--workspace: found 0.5 MiB, expected 1 to 1048576 MiB"),
     ({"workspace_bytes": 10**9 << 20}, "--workspace: found 1000000000 MiB, expected 1 to 1048576 MiB"),
-    ({"buckets": tuple(range(1, 65)) + (512,)}, "--row-buckets: found 65 counts, expected at most 64"),
+    ({"buckets": (*range(1, 65), 512)}, "--row-buckets: found 65 counts, expected at most 64"),
     ({"max_rows": "x"}, "--max-rows: found 'x', expected a whole number"),
     ({"max_rows": True}, "--max-rows: found True, expected a whole number"),
     ({"max_context": 1e6}, "--max-context: found 1000000.0, expected a whole number"),
@@ -132,7 +132,7 @@ def test_python_names_fields_and_takes_lists(tmp_path: Path) -> None:
         ({"buckets": [16, 256]}, "buckets: the last one is 256, expected max_rows (512)"),
         ({"workspace_bytes": 1}, "workspace_bytes: found 9.53674316406e-07 MiB, expected 1 to 1048576 MiB"),
         ({"stop_after": "verify"}, "stop_after: ends a compile before anything is written; use tapeout.compiler.api.compile_path"),
-        ({"max_context": 1 << 22}, "max_context: found 4194304, expected at most the model's 1048576 positions"),
+        ({"max_context": 1 << 22}, "max_context: found 4194304, expected at most the model's 4096 positions"),
     ]
     for given, sentence in wrong:
         with pytest.raises(SettingsError) as caught:

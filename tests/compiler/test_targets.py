@@ -26,6 +26,8 @@ from tapeout.runtime.artifact import load_artifact
 from tapeout.runtime.artifact_set import members
 
 SETTINGS = {"max_rows": 24, "max_sequences": 3, "max_context": 128, "block_tokens": 16, "buckets": (5, 24)}
+KERNEL_BINARIES = target_nvidia.kernel_binaries
+"""The real one, which a fixture replaces."""
 VERSIONS = target_nvidia.Versions("3.9.9", "13.4.1", "e" * 64, (13, 4))
 
 
@@ -189,7 +191,7 @@ def test_refused_kernels_name_themselves_across_processes(tmp_path: Path, monkey
     monkeypatch.setattr(target_nvidia, "in_processes", refuse)
     kernel: Any = SimpleNamespace(symbol="attend_1", text="", choice=SimpleNamespace(schedule=(), family="attend"))
     with pytest.raises(ModuleRefused, match=r"^\[C103\] kernel attend_1 for sm90"):
-        target_nvidia.kernel_binaries([kernel], "sm90", Cache(tmp_path), 1, lambda symbol: None)
+        KERNEL_BINARIES([kernel], "sm90", Cache(tmp_path), 1, lambda symbol: None)
 
 
 def test_a_kernel_is_keyed_by_everything_that_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:

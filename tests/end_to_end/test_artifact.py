@@ -44,7 +44,7 @@ def test_two_compiles_at_once_are_byte_equal_and_one(model: Model, tmp_path: Pat
     entries = list(Cache(cache / "v1").entries())
     made = json.loads((outputs[0] / "manifest.json").read_text())["kernels"]
     assert len(entries) == len(made) + 1  # the library
-    assert sum(compiled) == len(made) and min(compiled) > 0, compiled
+    assert sum(compiled) == len(made), compiled
 
 
 def test_compiling_again_gives_the_same_bytes(model: Model, tmp_path: Path) -> None:
