@@ -26,6 +26,7 @@ PACKAGES = (
     ("safetensors", "safetensors", "running", "pip install tapeout"),
     ("tokenizers", "tokenizers", "running", "pip install tapeout"),
     ("torch-mlir", "torch_mlir.ir", "compiling", "pip install 'tapeout[compile]'"),
+    ("triton", "triton", "compiling for sm90 and sm100", "pip install 'tapeout[nvidia]'"),
 )
 """Distribution, module to import, what needs it, what to do."""
 _PREAMBLE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -41,14 +42,19 @@ class Finding:
     is_ok: bool
     remedy: str
 
+    @property
+    def stops_running(self) -> bool:
+        """Whether no artifact can be run without it; the rest is needed by who compiles, each target by its own users."""
+        return not self.is_ok and "running" in self.what
+
 
 def findings() -> list[Finding]:
     """Everything, in the order in which it is needed."""
-    return [_python(), *(_package(*row) for row in PACKAGES), _compiler(), _processor(), _cache()]
+    return [_python(), *(_package(*row) for row in PACKAGES), _compiler(), *_ascend(), _processor(), _cache()]
 
 
 def _python() -> Finding:
-    return Finding("python", platform.python_version(), "3.11 or later", sys.version_info >= (3, 11), "use a newer Python")
+    return Finding("python (running)", platform.python_version(), "3.11 or later", sys.version_info >= (3, 11), "use a newer Python")
 
 
 def _package(name: str, module: str, use: str, remedy: str) -> Finding:
@@ -118,6 +124,20 @@ def _compiler() -> Finding:
     except (OSError, subprocess.TimeoutExpired) as error:
         return Finding(what, f"{path}, which does not run: {error}", "cc", False, remedy)
     return Finding(what, (done.stdout.splitlines() or ["unknown version"])[0], "cc", done.returncode == 0, remedy)
+
+
+def _ascend() -> list[Finding]:
+    """The compiler of `--target ascend950`, and the back end that makes objects of its modules."""
+    from tapeout.codegen.ascend.toolchain import BACKEND, PACKAGE, VERSION, PackageMissing, find_tools
+
+    what = "Ascend compiler (compiling for ascend950)"
+    try:
+        tools = find_tools(os.environ.get("PATH", ""), os.environ.get("BISHENG_INSTALL_PATH"))
+    except PackageMissing as error:
+        return [Finding(what, "none", f"{PACKAGE} {VERSION}", False, str(error))]
+    remedy = "install CANN 9.2 and source its environment script; until then kernels are lowered and checked, not assembled"
+    back_end = Finding(f"Ascend back end {BACKEND} (objects for ascend950)", str(tools.backend or "none"), BACKEND, tools.backend is not None, remedy)
+    return [Finding(what, f"{PACKAGE} {tools.version}", VERSION, True, ""), back_end]
 
 
 def _processor() -> Finding:
