@@ -6,7 +6,7 @@ import typer
 
 
 def command(as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False) -> None:
-    """Report what this machine can compile for and run on: processor, tools, packages; what is missing and how to get it; exit 1 if nothing can run."""
+    """Report what this machine can compile for and run on: processor, tools, packages; what is missing; exit 1 if nothing can run."""
     from tapeout.compiler import report
     from tapeout.compiler.doctor import findings
 
