@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 OUT := out
 
-.PHONY: demo test test-full bench check lint types imports docs clean
+.PHONY: demo test test-full test-ascend bench check lint types imports docs clean
 
 $(READY): requirements/test.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -20,10 +20,14 @@ demo: $(READY)
 	$(BIN)/tapeout run $(OUT)/tiny-cpu --weights $(OUT)/tiny --prompt "Once upon a time" --prompt "The compiler said" --max-tokens 48 --stats
 
 test: check
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not full"
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not full and not simulated"
 
 test-full: check
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not simulated"
+
+# Every kernel case through the Ascend compiler and the simulator of its modules: slow, exact, and under way.
+test-ascend: check
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m simulated
 
 bench: $(READY)
 	$(BIN)/python -m tests.bench

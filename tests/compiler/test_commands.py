@@ -383,9 +383,9 @@ def test_doctor(tapeout: Tapeout, tmp_path: Path) -> None:
     assert all(set(row) == {"what", "found", "needed", "ok", "do"} for row in data)
     rows = {row["what"]: row for row in data}
     assert (
-        rows["python"]["ok"] and rows["torch-mlir (compiling)"]["ok"] and rows["compile cache"]["found"] == str(tmp_path / "cache" / "v1")
+        rows["python (running)"]["ok"] and rows["torch-mlir (compiling)"]["ok"] and rows["compile cache"]["found"] == str(tmp_path / "cache" / "v1")
     )
-    assert tapeout("doctor") == 0 and "ok      python: found " in tapeout.out
+    assert tapeout("doctor") == 0 and "ok      python (running): found " in tapeout.out
 
 
 # -- missing tools, internal errors
