@@ -1,6 +1,6 @@
 """Schedule rows of the CPU: block sizes per kernel family.
 
-One row serves every row bucket: the lowering computes valid rows only, so a block of 96 rows costs one row where one is valid, and the
+One row serves every row bucket: the lowering computes valid rows only, so a block of 192 rows costs one row where one is valid, and the
 order of sums never depends on the batch. A reduction step (`block_k`) is part of that order.
 """
 
@@ -15,7 +15,7 @@ Row = Schedule | Callable[[Request], Schedule]
 TILE_COLUMNS = 512  # columns of a row-wise tile: an f32 tile of them stays in the first-level cache
 TILE_ELEMENTS = 1024  # elements of a row-wise tile of several narrow rows
 MOVED_COLUMNS = 4096  # columns moved at once where nothing is computed
-PRODUCT_ROWS, PRODUCT_COLUMNS, PRODUCT_STEP = 96, 64, 256
+PRODUCT_ROWS, PRODUCT_COLUMNS, PRODUCT_STEP = 192, 64, 256
 PANEL = 16  # columns of a weight panel: two AVX2 or one AVX-512 register of f32
 SCALE_GROUP = 32
 TABLE_ROWS: Schedule = {"block_rows": 32}

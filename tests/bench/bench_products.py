@@ -99,7 +99,7 @@ def cases(m: int, n: int, k: int, rng: np.random.Generator) -> dict[str, tuple[A
     y, counts = np.zeros((m, n), np.float32), np.array([m], np.int32)
     xs, ws = (rng.integers(118, 130, s).astype(np.int8) for s in ((m, k // 32), (n, k // 32)))
     packed = rng.integers(-128, 128, (k // 2, n)).astype(np.int8)
-    block_m, block_n = min(m, 96), min(n, 256)
+    block_m, block_n = min(m, 192), min(n, 256)
     out = {
         kind: (
             linear(kind, n, k, block_m, block_n, 256),
