@@ -4,14 +4,12 @@ Row kernels take whole rows where a unified buffer holds them; products take the
 A row is accepted only after its kernel's memory, link and numbers were checked (`toolchain`, `link_check`, `simulator`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from tapeout.codegen.cpu.schedules import divisor
 from tapeout.codegen.kernel import Request, Schedule, width
 from tapeout.codegen.row_values import columns_of
+from tapeout.codegen.schedule_rows import Row, chosen, confidence, divisor, moved
 from tapeout.dialects.types import Blocks, Tensor
-
-Row = Schedule | Callable[[Request], Schedule]
 
 TILE_COLUMNS = 2048  # columns of a row-wise tile
 TILE_ELEMENTS = 2048  # elements of an f32 tile of a row-wise kernel: 8 KiB, some ten of them live
@@ -62,12 +60,6 @@ def _rope(request: Request) -> Schedule:
     return {"block_heads": divisor(rope["heads"], max(1, TILE_ELEMENTS // rope["width"]))}
 
 
-def _moved(request: Request) -> Schedule:
-    """Row blocks of what is moved: a result, the rows written to a state, or a state's own entries."""
-    view = request.results[0] if request.results else request.operands[0]
-    return {"block_rows": min(64, max(1, MOVED_COLUMNS // columns_of(view))), "block_columns": MOVED_COLUMNS}
-
-
 def _attend(request: Request) -> Schedule:
     """Heads that share decoded keys, and keys a block: less of both where rows of FP4 are decoded in even and odd columns."""
     settings = request.of("mla.attend") if request.op.startswith("nn.fused") else dict(request.attributes)
@@ -84,11 +76,6 @@ def _columns(request: Request) -> Schedule:
     return {"block_columns": divisor(width(request.operands[-1]), TILE_COLUMNS)}
 
 
-def _confidence(request: Request) -> Schedule:
-    hidden, embedded = (divisor(width(view), TILE_COLUMNS) for view in request.operands[:2])
-    return {"block_hidden": hidden, "block_embedded": embedded}
-
-
 ROWS: Mapping[str, Row] = {
     "linear": _linear,
     "expert_gate": lambda request: {"block_rows": 16, "block_k": divisor(width(request.operands[0]), PRODUCT_STEP), "panel": 0},
@@ -101,7 +88,7 @@ ROWS: Mapping[str, Row] = {
     "rope": _rope,
     **dict.fromkeys(("start", "collapse", "collapse_norm", "expand", "mean", "engram_gate", "combine"), _streams),
     "mixer": lambda request: {"block_rows": 16, "block_k": divisor(columns_of(request.operands[0]), 128), "panel": 0},
-    **dict.fromkeys(("embed", "take", "concat", "stack", "stage", "commit", "append"), _moved),
+    **dict.fromkeys(("embed", "take", "concat", "stack", "stage", "commit", "append"), moved(MOVED_COLUMNS)),
     **dict.fromkeys(("patch", "remember", "partners", "commits", "entries", "compress", "lookback", "hash_rows"), TABLE_ROWS),
     "window": {"block_rows": 8},
     "lookup": {"block_rows": 8},
@@ -109,12 +96,11 @@ ROWS: Mapping[str, Row] = {
     "pool": lambda request: {"block_columns": divisor(width(request.operands[0]) // 2, TILE_COLUMNS)},
     **dict.fromkeys(("select_entries", "select_within"), SELECTION),
     "correct": _columns,
-    "confidence": _confidence,
+    "confidence": confidence(TILE_COLUMNS),
     "draw": lambda request: {"block_columns": divisor(width(request.operands[0]), TILE_COLUMNS, 16)},
 }
 
 
 def schedule(family: str, request: Request) -> Schedule:
     """The row for a request; a family without block sizes has the empty row."""
-    row = ROWS.get(family, {})
-    return row(request) if callable(row) else row
+    return chosen(ROWS, family, request)

@@ -4,13 +4,12 @@ One row serves every row bucket: the lowering computes valid rows only, so a blo
 order of sums never depends on the batch. A reduction step (`block_k`) is part of that order.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from tapeout.codegen.kernel import Request, Schedule, width
 from tapeout.codegen.row_values import columns_of, scale_group
+from tapeout.codegen.schedule_rows import Row, chosen, confidence, divisor, moved
 from tapeout.dialects.types import Tensor
-
-Row = Schedule | Callable[[Request], Schedule]
 
 TILE_COLUMNS = 512  # columns of a row-wise tile: an f32 tile of them stays in the first-level cache
 TILE_ELEMENTS = 1024  # elements of a row-wise tile of several narrow rows
@@ -19,14 +18,6 @@ PRODUCT_ROWS, PRODUCT_COLUMNS, PRODUCT_STEP = 192, 64, 256
 PANEL = 16  # columns of a weight panel: two AVX2 or one AVX-512 register of f32
 SCALE_GROUP = 32
 TABLE_ROWS: Schedule = {"block_rows": 32}
-
-
-def divisor(n: int, limit: int, multiple: int = 1) -> int:
-    """The largest divisor of n up to `limit` that is a multiple of `multiple`; n itself where there is none, or only tiny ones."""
-    if n <= limit and n % multiple == 0:
-        return n
-    found = max((d for d in range(multiple, min(n, limit) + 1, multiple) if n % d == 0), default=0)
-    return found if found * 8 >= min(n, limit) else n
 
 
 def _row_blocks(columns: int, multiple: int, limit: int = TILE_COLUMNS) -> Schedule:
@@ -65,12 +56,6 @@ def _rope(request: Request) -> Schedule:
     return {"block_heads": divisor(rope["heads"], max(1, 4 * TILE_ELEMENTS // rope["width"]))}
 
 
-def _moved(request: Request) -> Schedule:
-    """Row blocks of what is moved: a result, the rows written to a state, or a state's own entries."""
-    view = request.results[0] if request.results else request.operands[0]
-    return {"block_rows": min(64, max(1, MOVED_COLUMNS // columns_of(view))), "block_columns": MOVED_COLUMNS}
-
-
 def _attend(request: Request) -> Schedule:
     """Heads that share decoded keys, and keys a block."""
     settings = request.of("mla.attend") if request.op.startswith("nn.fused") else dict(request.attributes)
@@ -85,11 +70,6 @@ def _columns(request: Request) -> Schedule:
     return {"block_columns": divisor(width(request.operands[-1]), 2 * TILE_ELEMENTS)}
 
 
-def _confidence(request: Request) -> Schedule:
-    hidden, embedded = (divisor(width(view), TILE_COLUMNS) for view in request.operands[:2])
-    return {"block_hidden": hidden, "block_embedded": embedded}
-
-
 ROWS: Mapping[str, Row] = {
     "linear": _linear,
     "expert_gate": lambda request: {"block_rows": 16, "block_k": divisor(width(request.operands[0]), PRODUCT_STEP), "panel": PANEL},
@@ -102,7 +82,7 @@ ROWS: Mapping[str, Row] = {
     "rope": _rope,
     **dict.fromkeys(("start", "collapse", "collapse_norm", "expand", "mean", "engram_gate", "combine"), _streams),
     "mixer": lambda request: {"block_rows": 16, "block_k": divisor(columns_of(request.operands[0]), TILE_COLUMNS), "panel": PANEL},
-    **dict.fromkeys(("embed", "take", "concat", "stack", "stage", "commit", "append"), _moved),
+    **dict.fromkeys(("embed", "take", "concat", "stack", "stage", "commit", "append"), moved(MOVED_COLUMNS)),
     **dict.fromkeys(("patch", "remember", "partners", "commits", "entries", "compress", "lookback", "hash_rows"), TABLE_ROWS),
     "window": {"block_rows": 8},
     "lookup": {"block_rows": 8},
@@ -110,12 +90,11 @@ ROWS: Mapping[str, Row] = {
     "pool": lambda request: {"block_columns": divisor(width(request.operands[0]) // 2, TILE_COLUMNS)},
     **dict.fromkeys(("select_entries", "select_within"), SELECTION),
     "correct": _columns,
-    "confidence": _confidence,
+    "confidence": confidence(TILE_COLUMNS),
     "draw": lambda request: {"block_columns": divisor(width(request.operands[0]), 2 * TILE_ELEMENTS, 16)},
 }
 
 
 def schedule(family: str, request: Request) -> Schedule:
     """The row for a request; a family without block sizes has the empty row."""
-    row = ROWS.get(family, {})
-    return row(request) if callable(row) else row
+    return chosen(ROWS, family, request)

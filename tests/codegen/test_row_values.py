@@ -4,9 +4,9 @@ from functools import partial
 
 import pytest
 
-from tapeout.codegen.cpu.schedules import divisor
 from tapeout.codegen.kernel import KernelError, Request
 from tapeout.codegen.row_values import Rows, block, columns_of, scale_group
+from tapeout.codegen.schedule_rows import divisor
 from tapeout.dialects import mhc, moe, nn
 from tapeout.dialects.format import BF16, FP8_WEIGHT, FP32, INT32, Q4_MAIN, Q8, REAL
 from tapeout.dialects.types import Blocks, Tensor
