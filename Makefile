@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TORCH := $(VENV)/.torch
 OUT := out
 
 .PHONY: demo test test-full test-ascend bench check lint types imports docs clean
@@ -13,19 +14,22 @@ $(READY): requirements/test.txt pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $@
 
-# The main job, end to end: a small random checkpoint, compiled for this CPU, completes two prompts.
-demo: $(READY)
-	$(BIN)/python -m tapeout.models.tiny --seed 0 -o $(OUT)/tiny
-	$(BIN)/tapeout compile $(OUT)/tiny --target cpu -o $(OUT)/tiny-cpu
-	$(BIN)/tapeout run $(OUT)/tiny-cpu --weights $(OUT)/tiny --prompt "Once upon a time" --prompt "The compiler said" --max-tokens 48 --stats
+$(TORCH): requirements/train.txt $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/train.txt
+	touch $@
 
-test: check
+# The main job, end to end: the small trained checkpoint, compiled for this CPU, continues three pieces of Python.
+demo: $(READY)
+	$(BIN)/tapeout compile models/tiny/trained --target cpu -o $(OUT)/trained-cpu
+	$(BIN)/tapeout run $(OUT)/trained-cpu --weights models/tiny/trained --prompts examples/prompts.jsonl --max-tokens 96 --temperature 0.7 --seed 1 --workers 1 --spec auto --stats
+
+test: check $(TORCH)
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not full and not simulated"
 
-test-full: check
+test-full: check $(TORCH)
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not simulated"
 
-# Every kernel case through the Ascend compiler and the simulator of its modules: slow, exact, and under way.
+# Every kernel case, a slice of true width and the tiny model through the Ascend compiler and the simulator of its modules.
 test-ascend: check
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m simulated
 
