@@ -91,6 +91,12 @@ class WorkerLost(CompilerError):
         self.given = (task, status)
 
 
+class FinishRefused(CompilerError):
+    """An artifact that cannot be finished: none for Ascend, or a kernel that the back end refuses."""
+
+    code = "C108"
+
+
 class ToolchainMissing(CompilerError):
     """A tool of a target is absent: what was found, what is needed."""
 

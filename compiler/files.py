@@ -19,11 +19,17 @@ _OPEN_FILES = ("/dev", "/proc")
 def read_text(path: Path, where: str) -> str:
     """The text of a file in UTF-8, with or without a byte order mark; `-` is standard input. Raises FileRefused."""
     try:
-        if str(path) == "-":
-            return sys.stdin.read().removeprefix("\ufeff")
-        return path.read_bytes().decode("utf-8-sig")
+        return sys.stdin.read().removeprefix("\ufeff") if str(path) == "-" else read_bytes(path, where).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise FileRefused(where, path, f"bytes that are not text ({error})", "text in UTF-8", "convert it") from None
+    except (OSError, ValueError) as error:
+        raise FileRefused(where, path, reason(error), "a readable file", "give another file") from None
+
+
+def read_bytes(path: Path, where: str) -> bytes:
+    """The bytes of a file; `-` is standard input. Raises FileRefused."""
+    try:
+        return sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
     except (OSError, ValueError) as error:
         raise FileRefused(where, path, reason(error), "a readable file", "give another file") from None
 

@@ -12,9 +12,12 @@ from tapeout.runtime.artifact import MANIFEST, Artifact, ArtifactData, load_arti
 from tapeout.runtime.artifact_place import replacing
 from tapeout.runtime.errors import ArtifactFolderMissing, TapeoutError, TargetMissing
 
-DeviceName = Literal["cpu", "cuda"]
+DeviceName = Literal["cpu", "cuda", "ascend", "ascend-sim"]
 CHIPS = {"sm90": (9, 0), "sm100": (10, 0), "sm103": (10, 3)}
 """Compute capabilities of the targets that are GPUs."""
+
+NPU = "ascend950"
+"""How names of targets begin that are Ascend chips; the device `ascend` runs them, `ascend-sim` in place of it on any machine."""
 
 Capability = Callable[[], tuple[int, int] | None]
 
@@ -57,8 +60,9 @@ def open_artifact(directory: Path | str, device: DeviceName | None = None, capab
     found = members(directory)
     target = _chosen(found, device, capability or _present)
     if target is None:
-        wanted = {"cpu": "cpu", "cuda": " or ".join(CHIPS), None: f"cpu or {' or '.join(CHIPS)}"}[device]
-        remedy = f"compile for it: `tapeout compile --target {'cpu' if device == 'cpu' else 'sm90'}`, or give another --device"
+        gpus = " or ".join(CHIPS)
+        wanted, example = {"cpu": ("cpu", "cpu"), "cuda": (gpus, "sm90"), None: (f"cpu or {gpus} or {NPU}", "cpu")}.get(device, (NPU, NPU))
+        remedy = f"compile for it: `tapeout compile --target {example}`, or give another --device"
         raise TargetMissing(str(directory), ", ".join(found), wanted, remedy=remedy)
     return load_artifact(found[target], target=target)
 
@@ -70,9 +74,10 @@ def _chosen(found: Mapping[str, Path], device: DeviceName | None, capability: Ca
     fitting = [target for target in gpus if CHIPS[target] == here]
     if device == "cuda":
         return next(iter([*fitting, *gpus]), None)
-    if device == "cpu":
-        return "cpu" if "cpu" in found else None
-    return next(iter([*fitting, *(["cpu"] if "cpu" in found else []), *gpus]), None)
+    processors, npus = [t for t in found if t == "cpu"], [t for t in found if t.startswith(NPU)]
+    if device is not None:
+        return next(iter(processors if device == "cpu" else npus), None)
+    return next(iter([*fitting, *processors, *gpus, *npus]), None)
 
 
 def _present() -> tuple[int, int] | None:

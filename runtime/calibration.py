@@ -1,10 +1,11 @@
 """Confidences against outcomes: counts of what was accepted, and two maps fitted on them, a temperature or a monotone curve per position.
 
 A confidence is the draft's estimate that its token is accepted given that all before it were. Only verified tokens whose predecessors
-were accepted tell anything. The map used in a step rests on earlier steps alone, so planning with it stays lossless. docs/planning.md,
-calibration.
+were accepted tell anything. The map used in a step rests on earlier steps alone, so planning with it stays lossless. `Calibrator` is the one
+thing here that remembers. docs/planning.md, calibration.
 """
 
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,8 @@ Ints = NDArray[np.int64]
 
 BINS = 20
 FADING = 0.999  # of old outcomes, each step
+REFIT_STEPS = 32  # the map changes so seldom: it is a mean over a thousand steps
+EARLY_STEPS = (4, 8, 16)  # but at first every outcome counts
 _PRIOR = 4.0  # outcomes with which every bin starts, accepted as often as its confidence says
 _EDGE = 1e-4  # confidences are kept this far from 0 and 1
 
@@ -34,8 +37,12 @@ def no_outcomes(positions: int) -> Outcomes:
     return Outcomes(np.zeros(shape), np.zeros(shape), np.zeros(shape))
 
 
-def with_outcomes(outcomes: Outcomes, confidences: Floats, widths: Ints, accepted: Ints) -> Outcomes:
-    """The counts after a step: confidences [sequences, positions] as the head gave them, rows verified and drafts accepted [sequences]."""
+def with_outcomes(outcomes: Outcomes, confidences: Floats, widths: Ints, accepted: Ints, steps: int = 1) -> Outcomes:
+    """The counts after a step: confidences [sequences, positions] as the head gave them, rows verified and drafts accepted [sequences].
+
+    Several steps can be taken at once, one after the other in the rows: old outcomes then fade by so many.
+    """
+    fading = FADING**steps
     position = np.arange(confidences.shape[1])
     told = (position < widths[:, None] - 1) & (position <= accepted[:, None])
     row, column = np.nonzero(told)
@@ -44,7 +51,7 @@ def with_outcomes(outcomes: Outcomes, confidences: Floats, widths: Ints, accepte
     cells, shape = column * BINS + bins, outcomes.seen.shape
     seen, claimed, won = (np.bincount(cells, amount, outcomes.seen.size).reshape(shape)
                           for amount in (np.ones(len(cells)), confidence, (column < accepted[row]).astype(np.float64)))
-    return Outcomes(FADING * outcomes.seen + seen, FADING * outcomes.claimed + claimed, FADING * outcomes.accepted + won)
+    return Outcomes(fading * outcomes.seen + seen, fading * outcomes.claimed + claimed, fading * outcomes.accepted + won)
 
 
 def calibration_error(outcomes: Outcomes) -> Floats:
@@ -88,6 +95,42 @@ def mapped(confidences: Floats, monotone: Floats) -> Floats:
     """Confidences [sequences, positions] through the monotone map of their position, linear between the middles of bins."""
     middles = (np.arange(BINS) + 0.5) / BINS
     return np.stack([np.interp(confidences[:, j], middles, monotone[j]) for j in range(len(monotone))], axis=1)
+
+
+class Calibrator:
+    """Counts outcomes step by step and fits the monotone map anew every REFIT_STEPS steps that told something.
+
+    A map is asked for by step: whoever plans step N says how old what it rests on must be. `told` counts steps that told something.
+    """
+
+    def __init__(self, positions: int) -> None:
+        self.told = 0
+        self._outcomes = no_outcomes(positions)
+        self._fresh: list[tuple[Floats, Ints, Ints]] = []  # steps that are counted later, together: that is cheaper
+        self._maps: deque[tuple[int, Floats]] = deque(maxlen=4)
+
+    def observe(self, step: int, confidences: Floats, widths: Ints, accepted: Ints) -> None:
+        """Takes what came of drafts that `step` verified: confidences [sequences, positions], rows, drafts accepted [sequences]."""
+        if not len(widths) or int(widths.max()) < 2:
+            return
+        self._fresh.append((confidences, widths, accepted))
+        self.told += 1
+        if self.told % REFIT_STEPS == 0 or self.told in EARLY_STEPS:
+            self._maps.append((step, monotone_map(self.outcomes)))
+
+    @property
+    def outcomes(self) -> Outcomes:
+        """All outcomes so far."""
+        if self._fresh:
+            confidences, widths, accepted = (np.concatenate(column) for column in zip(*self._fresh, strict=True))
+            self._outcomes = with_outcomes(self._outcomes, confidences, widths, accepted, len(self._fresh))
+            self._fresh = []
+        return self._outcomes
+
+    def map(self, step: int) -> Floats | None:
+        """The newest map that rests on outcomes of `step` and older ones only [positions, bins]; None: confidences are taken as they are."""
+        known = [values for number, values in self._maps if number <= step]
+        return known[-1] if known else None
 
 
 def _pooled(rates: Floats, weights: Floats) -> Floats:

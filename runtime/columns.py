@@ -28,6 +28,11 @@ class Columns:
         self.seed = np.zeros(slots, np.int64)
         self.rates = np.zeros((2, slots, drafts), np.float64)  # survival of the drafts of the newest step, and of the one before
         self.rated = np.full((2, slots), -1, np.int64)  # the step that each is of
+        self.confidences = np.zeros((slots, drafts), np.float64)  # of the newest drafts, as the head gave them
+        self.has_block = np.zeros(slots, np.bool_)  # those confidences are of drafts, behind the newest token
+        self.drafted = np.zeros(slots, np.int64)  # tokens drafted behind the newest token
+        self.accepted = np.zeros(slots, np.float64)  # faded mean of accepted drafts
+        self.undrafted = np.zeros(slots, np.int64)  # steps since the last block
 
     def start(self, slot: int, sequence: Sequence, max_context: int, drafts: int) -> None:
         """Writes the facts of a sequence that has just got the slot."""
@@ -40,6 +45,9 @@ class Columns:
         self.temperature[slot], self.top_p[slot], self.top_k[slot] = params.temperature, params.top_p, params.top_k
         self.seed[slot] = seed - (1 << 64) if seed >> 63 else seed
         self.rated[:, slot] = -1
+        self.drafted[slot] = self.undrafted[slot] = 0
+        self.has_block[slot] = False
+        self.accepted[slot] = drafts  # until something is known every block is worth its time
 
     def end(self, slot: int) -> None:
         """The slot is given up: whatever is in flight for it counts no more."""

@@ -9,18 +9,19 @@ from itertools import compress
 
 import numpy as np
 
-from tapeout.runtime.planner import survival
+from tapeout.runtime.drafting import Drafting
 from tapeout.runtime.prefix import chain
-from tapeout.runtime.request import LOWEST_LOGPROB, Draft, Status, StopRule, TokenEvent, finish_of
+from tapeout.runtime.request import LOWEST_LOGPROB, Status, StopRule, TokenEvent, finish_of
 from tapeout.runtime.request import Sequence as Branch
 from tapeout.runtime.roster import Roster
 from tapeout.runtime.state import Snapshot
-from tapeout.runtime.step import Int64, Piece, Step, StepResult
+from tapeout.runtime.step import Int64, Piece, Save, Step, StepResult
 
 Ending = tuple[Branch, Status, str | int]
+KEPT_WINDOWS = 2  # of the output of a sequence
 
 
-def committed(roster: Roster, step: Step, result: StepResult, eos_id: int | None) -> None:
+def committed(roster: Roster, step: Step, result: StepResult, eos_id: int | None, drafting: Drafting) -> None:
     """Applies a result to the sequences that still are what the step was made for."""
     now = roster.clock()
     alive = roster.columns.epoch[step.slots] == step.epochs
@@ -28,10 +29,13 @@ def committed(roster: Roster, step: Step, result: StepResult, eos_id: int | None
         _fail(roster, step, slot, reason)
     if result.failed:
         alive &= ~np.isin(step.slots, list(result.failed))
+    decoded = step.slots[alive]
+    drafting.judged(roster.columns, step.number, decoded, result.widths[alive], result.counts[: len(step.slots)][alive] - 1)
     endings = _decode(roster, step, result, alive, eos_id, now)
     endings += _prompts(roster, step, result, eos_id, now)
-    _rate(roster, step, result, alive)
+    _rate(roster, step, result, alive, drafting)
     _name(roster, _grown(roster, step, alive))
+    _keep_windows(roster, step, result, alive)
     _keep_snapshots(roster, step, result)
     for branch, status, stop_reason in endings:
         roster.finish(branch, status, stop_reason)
@@ -94,7 +98,7 @@ def _append(roster: Roster, step: Step, result: StepResult, starts: Int64, alive
     events, endings = roster.events, []
     counts, tokens = result.counts.tolist(), result.tokens.tolist()
     logprobs = np.maximum(result.logprobs, LOWEST_LOGPROB).tolist()
-    drafting, recorder = result.drafts is not None, roster.recorder
+    recorder, drafts, confidences, lengths = roster.recorder, result.drafts, result.confidences, _draft_lengths(step, result)
     flags = zip(step.branches, starts.tolist(), counts, alive.tolist(), suspects.tolist(), strict=False)
     emitted, between = 0, roster.statistics.between_tokens_ms
     gaps: dict[float, int] = {}
@@ -115,8 +119,8 @@ def _append(roster: Roster, step: Step, result: StepResult, starts: Int64, alive
                 events.append(TokenEvent(request.id, ordinal, tokens[k], logprobs[k], request.branch))
                 ordinal += 1
             emitted += count
-        if drafting:
-            _note_draft(branch, result, i)
+        if lengths[i] and drafts is not None and confidences is not None:
+            branch.drafts.append((len(branch.tokens), i, lengths[i], drafts, confidences))
         if branch.last_token_s is not None:
             gap = now - branch.last_token_s
             gaps[gap] = gaps.get(gap, 0) + 1
@@ -157,16 +161,19 @@ def _count_drafts(roster: Roster, step: Step, result: StepResult, counts: Int64,
         branch.accepted += won
     stats.counts.drafts_verified += int(verified.sum())
     stats.counts.drafts_accepted += int(accepted.sum())
-    for histogram, values in ((stats.verified, verified), (stats.accepted, accepted)):
-        for value, times in enumerate(np.bincount(values).tolist()):
+    counted = [np.bincount(values).tolist() for values in (verified, accepted)]
+    stats.judged(*counted)
+    for histogram, times_of in zip((stats.verified, stats.accepted), counted, strict=True):
+        for value, times in enumerate(times_of):
             if times:
                 histogram.observe(value, times)
 
 
-def _note_draft(branch: Branch, result: StepResult, output: int) -> None:
-    if result.drafts is None or result.confidences is None:
-        return
-    branch.drafts.append(Draft(len(branch.tokens), tuple(result.drafts[output].tolist()), tuple(result.confidences[output].tolist())))
+def _draft_lengths(step: Step, result: StepResult) -> list[int]:
+    """Tokens drafted behind each output, a short block or none where the step asked for that."""
+    if result.drafts is None:
+        return [0] * step.outputs
+    return [result.drafts.shape[1]] * step.outputs if step.drafts is None else step.drafts.tolist()  # type: ignore[no-any-return]
 
 
 # -- prompts
@@ -194,11 +201,11 @@ def _prompts(roster: Roster, step: Step, result: StepResult, eos_id: int | None,
         if not piece.yields:
             endings.append((branch, Status.LENGTH_CAPPED, StopRule.MAX_TOKENS.value))
             continue
-        endings += _first(roster, branch, piece, result, here, at, eos_id, now)
+        endings += _first(roster, step, branch, piece, result, here, at, eos_id, now)
     return endings
 
 
-def _first(roster: Roster, branch: Branch, piece: Piece, result: StepResult, output: int, place: int, eos_id: int | None,
+def _first(roster: Roster, step: Step, branch: Branch, piece: Piece, result: StepResult, output: int, place: int, eos_id: int | None,
            now: float) -> list[Ending]:  # fmt: skip
     """Appends the token that a prompt's last row yields."""
     if branch.first_token_s is None:
@@ -213,23 +220,26 @@ def _first(roster: Roster, branch: Branch, piece: Piece, result: StepResult, out
     roster.columns.last[piece.slot] = token
     endings, _ = _one_by_one(roster, branch, [token], [logprob], eos_id)
     roster.statistics.counts.output_tokens += 1
-    _note_draft(branch, result, output)
+    if result.drafts is not None and result.confidences is not None and (length := _draft_lengths(step, result)[output]):
+        branch.drafts.append((len(branch.tokens), output, length, result.drafts, result.confidences))
     return endings
 
 
 # -- what later steps need
 
 
-def _rate(roster: Roster, step: Step, result: StepResult, alive: np.ndarray) -> None:
-    """Remembers how sure the newest drafts are; those of the step before move back."""
+def _rate(roster: Roster, step: Step, result: StepResult, alive: np.ndarray, drafting: Drafting) -> None:
+    """Remembers how sure the newest drafts are."""
     columns = roster.columns
     if result.confidences is None or not columns.rates.shape[2]:
         return
-    lives = [*alive.tolist(), *(columns.epoch[p.slot] == p.epoch for p in step.pieces if p.yields)]
+    lives = np.array([*alive.tolist(), *(columns.epoch[p.slot] == p.epoch for p in step.pieces if p.yields)], np.bool_)
     slots = np.concatenate([step.slots, np.array([p.slot for p in step.pieces if p.yields], np.int64)])[lives]
-    columns.rates[1, slots], columns.rated[1, slots] = columns.rates[0, slots], columns.rated[0, slots]
-    columns.rates[0, slots] = survival(result.confidences[lives])
-    columns.rated[0, slots] = step.number
+    drafting.rated(columns, step.number, slots, result.confidences[lives], None if step.drafts is None else step.drafts[lives])
+    if drafting.records is not None:
+        drafted = columns.has_block[slots]
+        owners = [branch.order for slot in slots[drafted].tolist() if (branch := roster.by_slot[slot]) is not None]
+        drafting.record(owners, result.confidences[lives][drafted], int(result.widths.sum()), result.ms)
 
 
 def _grown(roster: Roster, step: Step, alive: np.ndarray) -> Iterable[int]:
@@ -270,11 +280,39 @@ def _store(roster: Roster, slot: int, blocks: list[tuple[int, bytes]], branch: B
             roster.prefix.disk.put("block", key, payload, branch.lineage, branch.request.id)
 
 
+def _keep_windows(roster: Roster, step: Step, result: StepResult, alive: np.ndarray) -> None:
+    """Asks the next step for the window at each block boundary that decoding has crossed, as far as no row in flight has overwritten it.
+
+    Of a sequence the newest ones stay: the next turn of a conversation starts there, and so does the sequence after a preemption. One alone
+    would not do: a window serves prompts that keep all their decoder rows behind it.
+    """
+    prefix, columns, block = roster.prefix, roster.columns, roster.pool.block_tokens
+    if prefix is None or prefix.snapshots is None or not alive.any():
+        return
+    slots, widths = step.slots[alive], result.widths[alive]
+    before = columns.length[slots] - result.counts[: len(step.slots)][alive]
+    ends = (columns.length[slots] - 1) // block * block
+    written = np.maximum(before - 1 + widths, columns.length[slots] - 1 + columns.pending[slots])  # positions below this may be written
+    for i in np.flatnonzero((ends > before - 1) & (written <= ends + prefix.rules.backtrack)).tolist():
+        slot, end = int(slots[i]), int(ends[i])
+        branch = roster.by_slot[slot]
+        if branch is None or len(branch.keys) * block < end or not prefix.may_keep_snapshot(branch.replay, end):
+            continue
+        key = branch.keys[end // block - 1]
+        if key not in prefix.snapshots:
+            oldest = branch.window_keys.popleft() if len(branch.window_keys) == KEPT_WINDOWS else None
+            roster.chores.saves.append(Save(slot, int(columns.epoch[slot]), end, key, branch.lineage, branch.request.id, oldest))
+            branch.window_keys.append(key)
+
+
 def _keep_snapshots(roster: Roster, step: Step, result: StepResult) -> None:
     if roster.prefix is None or roster.prefix.snapshots is None:
         return
-    for save, payload in zip(step.saves, result.saved, strict=True):
-        if roster.columns.epoch[save.slot] != save.epoch:
+    early = len(step.early_saves)
+    for i, (save, payload) in enumerate(zip((*step.early_saves, *step.saves), result.saved, strict=True)):
+        if i >= early and roster.columns.epoch[save.slot] != save.epoch:
             continue  # a step that this one built on was lost: what was saved is not what its name says
+        if save.replaces is not None:
+            roster.prefix.snapshots.drop(save.replaces)
         roster.prefix.snapshots.put(save.key, Snapshot(payload, save.lineage, save.session))
         roster.statistics.counts.snapshots_saved += 1

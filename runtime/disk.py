@@ -8,7 +8,9 @@ several models. docs/runtime.md, 2.3.
 import os
 import re
 import struct
+import time
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -21,6 +23,8 @@ SUFFIX = ".tapeout-kv"
 _MAGIC = b"TPKV0001"
 _HEADER = struct.Struct("<8s16sqI16s")  # magic, key, lineage (-1: exact), bytes of the session, digest of all that follows the header
 _NAME = re.compile(r"(block|snapshot)-[0-9a-f]{32}" + re.escape(SUFFIX))
+_PARTIAL = re.compile(rf"\.{_NAME.pattern}\.[0-9]+\.partial")
+STALE_S = 3600.0  # no entry takes that long to write
 
 
 @dataclass(frozen=True)
@@ -40,10 +44,10 @@ class DiskTier:
         self.bytes = self.written = self.read = self.damaged = self.evicted = self.failed = 0
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            own = [entry for entry in self.folder.iterdir() if _NAME.fullmatch(entry.name)]
-            found = [(entry.stat().st_mtime_ns, entry.name, entry.stat().st_size) for entry in own]
-        except OSError as error:
-            raise CacheFolderRefused(str(folder), error.strerror or type(error).__name__, "a folder that can be read and written") from None
+            found = _listed(self.folder)
+        except (OSError, ValueError) as error:  # ValueError: what is no path
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise CacheFolderRefused(repr(str(folder)), reason, "a folder that can be read and written") from None
         self._sizes: OrderedDict[str, int] = OrderedDict((name, size) for _, name, size in sorted(found))
         self.bytes = sum(self._sizes.values())
         self._shrink()
@@ -69,7 +73,8 @@ class DiskTier:
             aside.replace(self.folder / name)
         except OSError:
             self.failed += 1
-            aside.unlink(missing_ok=True)
+            with suppress(OSError):
+                aside.unlink()
             return
         self._sizes[name] = size
         self.bytes += size
@@ -111,6 +116,22 @@ class DiskTier:
             (self.folder / name).unlink(missing_ok=True)
         except OSError:
             self.failed += 1
+
+
+def _listed(folder: Path) -> list[tuple[int, str, int]]:
+    """Time of last use, name and size of each entry. What another process removes meanwhile is not there; what a killed one left is removed."""
+    found = []
+    for entry in folder.iterdir():
+        is_partial = _PARTIAL.fullmatch(entry.name) is not None
+        if not is_partial and not _NAME.fullmatch(entry.name):
+            continue
+        with suppress(FileNotFoundError):
+            facts = entry.stat()
+            if not is_partial:
+                found.append((facts.st_mtime_ns, entry.name, facts.st_size))
+            elif time.time() - facts.st_mtime > STALE_S:
+                entry.unlink()
+    return found
 
 
 def _name(kind: Kind, key: bytes) -> str:

@@ -1,7 +1,7 @@
 """The engine: continuous batching of requests over one artifact, synchronously or with one step in flight.
 
 It checks what callers give, and ties a scheduler, which knows requests and memory, to the artifact's programs on a device, which know
-neither. All rows go through the decoder (exact mode), so no prefix is reused yet. Events, results and statistics are the scheduler's.
+neither. Events, results and statistics are the scheduler's.
 """
 
 import secrets
@@ -17,12 +17,17 @@ from numpy.typing import NDArray
 
 from tapeout.runtime.artifact import HOST_INPUTS, Artifact
 from tapeout.runtime.blocks import BlockPool
+from tapeout.runtime.cost import DecodeTable
 from tapeout.runtime.device import open_device
 from tapeout.runtime.driver import Background, Direct, Driver
 from tapeout.runtime.errors import BatchRefused, OptionRefused, ParameterUnsupported, PromptRefused, SlotBusy
+from tapeout.runtime.measure import step_times
 from tapeout.runtime.params import SAMPLER_FIELDS, SamplingParams, unmet
+from tapeout.runtime.prefix import PrefixIndex
 from tapeout.runtime.program import Draw, LoadedPrograms, StepRows
+from tapeout.runtime.replay import Mode, ReplayRules
 from tapeout.runtime.request import Event, Request, RequestOutput, Status
+from tapeout.runtime.reuse import CacheOptions, prefix_index, replay_rules
 from tapeout.runtime.runner import LARGEST_TEMPERATURE, ProgramRunner
 from tapeout.runtime.scheduler import Scheduler, SchedulerOptions
 from tapeout.runtime.stats import Statistics
@@ -41,7 +46,14 @@ class EngineOptions:
 
     `chunk_tokens` cuts prompts into pieces of that many rows, `step_ms` by predicted time; results depend on neither, nor on
     `asynchronous`, which plans a step while the device runs the one before. `max_wait_ms`: a request that has waited so long goes first.
-    `trace`: remember what happens, for `Engine.recorder`.
+    `trace`: remember what happens, for `Engine.recorder`; `record_drafts`: the confidences of every step, for the planner's simulator.
+    `simulated`: the simulator in place of an NPU.
+
+    `drafts`: draft behind every token and verify what was drafted; `plan` says how much of it, "all", or "ours" or "compat" by `decode_times`,
+    which are measured when the engine starts if they are not given.
+
+    `cache`: prompts go on from what earlier ones have in common with them. `replay`: "exact" runs every row everywhere, "compact" only the last
+    `keep` rows of a prompt through the decoder half, "mask" all rows with the windows that compact leaves.
     """
 
     workers: int | None = None
@@ -52,15 +64,30 @@ class EngineOptions:
     step_ms: float | None = None
     max_wait_ms: float = 10_000.0
     trace: bool = False
+    simulated: bool = False
+    plan: str = "all"
+    decode_times: DecodeTable | None = None
+    cache: CacheOptions | None = None
+    replay: str = "exact"
+    keep: int | None = None
+    record_drafts: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("cache_blocks", 2), ("chunk_tokens", 1)):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):
                 raise OptionRefused(f"EngineOptions.{name}", repr(value), f"a whole number of at least {least}, or None")
-        for name in ("drafts", "asynchronous", "trace"):
+        for name in ("drafts", "asynchronous", "trace", "simulated", "record_drafts"):
             if type(getattr(self, name)) is not bool:
                 raise OptionRefused(f"EngineOptions.{name}", repr(getattr(self, name)), "True or False")
+        if self.cache is not None and not isinstance(self.cache, CacheOptions):
+            raise OptionRefused("EngineOptions.cache", repr(self.cache), "CacheOptions, or None")
+        if self.replay not in [mode.value for mode in Mode]:
+            raise OptionRefused("EngineOptions.replay", repr(self.replay), "exact, mask or compact")
+        if self.keep is not None and (type(self.keep) is not int or self.keep < 1):
+            raise OptionRefused("EngineOptions.keep", repr(self.keep), "a whole number of at least 1, or None")
+        if self.plan not in ("all", "ours", "compat"):
+            raise OptionRefused("EngineOptions.plan", repr(self.plan), "all, ours or compat")
         for name in ("step_ms", "max_wait_ms"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not value > 0):
@@ -72,8 +99,16 @@ class Engine:
 
     def __init__(self, artifact: Artifact, weights: BoundWeights, options: EngineOptions | None = None) -> None:
         self.artifact, self.options = artifact, options or EngineOptions()
+        self.device = open_device(artifact, self.options.workers, simulated=self.options.simulated)
+        try:
+            self._set_up(artifact, weights)
+        except BaseException:
+            self.device.close()
+            raise
+
+    def _set_up(self, artifact: Artifact, weights: BoundWeights) -> None:
+        """Memory, scheduler and driver, once the device is open."""
         limits = artifact.manifest.options
-        self.device = open_device(artifact, self.options.workers)
         blocks = self.options.cache_blocks or default_blocks(artifact)
         self.programs = LoadedPrograms(artifact, weights, self.device, blocks)
         if self.options.drafts and not self.programs.has_draft:
@@ -85,9 +120,11 @@ class Engine:
         self.eos_id = eos if type(eos) is int else None
         self.image_token = artifact.manifest.model.config.get("image_token_id")
         self.recorder = Recorder() if self.options.trace else None
-        self.scheduler = Scheduler(self._scheduling(), self.blocks, limits.max_sequences, eos_id=self.eos_id, clock=perf_counter,
-                                   recorder=self.recorder)  # fmt: skip
-        runner = ProgramRunner(self.programs, self.blocks.table, drafting=self.options.drafts)
+        rules = replay_rules(artifact, Mode(self.options.replay), self.options.keep)
+        self.scheduler = Scheduler(self._scheduling(rules), self.blocks, limits.max_sequences, self._prefix(weights, rules), eos_id=self.eos_id,
+                                   clock=perf_counter, recorder=self.recorder)  # fmt: skip
+        self.scheduler.drafting.records = [] if self.options.record_drafts else None
+        runner = ProgramRunner(self.programs, self.blocks.table, drafting=self.options.drafts, limit=self.context, rules=rules)
         self._thread = Background(runner) if self.options.asynchronous else Direct(runner)
         self._driver = Driver(self.scheduler, self._thread, int(self.options.asynchronous))
         self._results = {name: self.programs.array(name) for name in ("sampled", "logprobs", "logits")}
@@ -96,11 +133,23 @@ class Engine:
         self._numbers = count()
         self._lengths: dict[int, int] = {}  # tokens of slots that `forward` drives
 
-    def _scheduling(self) -> SchedulerOptions:
+    def _prefix(self, weights: BoundWeights, rules: ReplayRules) -> PrefixIndex | None:
+        cache = self.options.cache
+        if cache is None and rules.mode is Mode.EXACT:
+            return None
+        if cache is not None and not self.programs.states.is_readable:
+            raise OptionRefused("EngineOptions.cache", "a device whose states the host cannot reach", "None, or a CPU or CUDA device")
+        return prefix_index(self.artifact, weights, self.blocks, rules, cache, perf_counter)
+
+    def _scheduling(self, rules: ReplayRules) -> SchedulerOptions:
         limits, own = self.artifact.manifest.options, self.options
+        times, block_ms = own.decode_times, None
+        if own.drafts and own.plan != "all" and times is None:
+            times, block_ms = step_times(self.programs, limits.max_sequences, self.artifact.draft_block)
         return SchedulerOptions(
             max_rows=limits.max_rows, max_context=self.context, max_outputs=limits.max_outputs, chunk_tokens=own.chunk_tokens, alignment=1,
-            step_ms=own.step_ms, max_wait_ms=own.max_wait_ms,
+            step_ms=own.step_ms, max_wait_ms=own.max_wait_ms, drafts=self.artifact.draft_block if own.drafts else 0, plan=own.plan,
+            decode_times=times, block_ms=block_ms, copy_slack=rules.backtrack - 1 if self.programs.states.is_readable else None,
         )  # fmt: skip
 
     @property
@@ -118,8 +167,10 @@ class Engine:
 
     # -- requests
 
-    def submit(self, prompt: Iterable[int], params: SamplingParams | None = None, request_id: str | None = None) -> str:
+    def submit(self, prompt: Iterable[int], params: SamplingParams | None = None, request_id: str | None = None, *, tenant: str = "") -> str:
         """Queues a request and returns its id. A prompt that is too long ends as such. An unseeded request draws its own seed here.
+
+        `tenant`: whose request it is; nothing cached of one tenant is used for another.
 
         Raises PromptRefused, RequestTaken, or ParameterUnsupported for what this engine cannot do.
         """
@@ -128,14 +179,15 @@ class Engine:
         tokens = self.checked_prompt(prompt, f"request {name}")
         self.check_params(params, name)
         seed = secrets.randbits(64) if params.seed is None else params.seed
-        self.scheduler.roster.add(Request(name, tuple(tokens), params, seed))
+        self.scheduler.roster.add(Request(name, tuple(tokens), params, seed, tenant=tenant))
         return name
 
     def check_params(self, params: SamplingParams, request_id: str | None = None) -> None:
         """Refuses parameters that the compiled sampler cannot honour: raises ParameterUnsupported, never ignores one."""
-        found = unmet(params, ABILITIES)
+        found = unmet(params, ABILITIES | {"spec"} if self.options.drafts else ABILITIES)
         if found is not None:
-            raise ParameterUnsupported(found[0], found[1], f"{found[2]!r}, which is off", request_id=request_id)
+            off = "auto or off, as this engine verifies no drafts (--spec)" if found[0] == "spec" else f"{found[2]!r}, which is off"
+            raise ParameterUnsupported(found[0], found[1], off, request_id=request_id)
         if params.stop and self.detokenizer is None:
             raise ParameterUnsupported("stop", params.stop, "(), as this engine has no tokenizer", request_id=request_id)
 
@@ -173,8 +225,10 @@ class Engine:
         self.scheduler.roster.forget(request_id)
 
     def close(self) -> None:
-        """Ends the workers. May be called twice."""
+        """Ends the workers, and keeps on disk what is cached where a folder was given. May be called twice."""
         self._thread.close()
+        if self.scheduler.prefix is not None and self.scheduler.prefix.snapshots is not None:
+            self.scheduler.prefix.snapshots.flush()
         self.device.close()
 
     def step(self) -> list[Event]:
@@ -192,6 +246,7 @@ class Engine:
         """
         rows, bounds = StepRows(), [0]
         self._driver.settle()
+        self.scheduler.roster.chores.saves.clear()  # of slots that these rows may overwrite
         for slot, tokens in self._checked_batch(batch):
             rows.add(slot, self._lengths[slot], tokens)
             first = len(rows.tokens) - (len(tokens) if logits == "all" else 1)

@@ -197,6 +197,28 @@ class DeviceFailed(DeviceError):
     remedy = "run the step under compute-sanitizer, and report the artifact"
 
 
+class SimulatedFault(DeviceError):
+    code, sentence = "D110", "the simulator refuses what a kernel of the artifact does"
+    remedy = "report the artifact and the prompt: a compiler made a kernel that is wrong"
+
+
+class NpuMissing(DeviceError):
+    """Nothing is wrong with the input: this machine lacks a tool."""
+
+    code, sentence, exit_code = "D111", "this machine has no usable Ascend driver", 3
+    remedy = "install CANN 9.2 or later on a machine with an Ascend 950, or give --device ascend-sim"
+
+
+class ObjectMissing(DeviceError):
+    code, sentence = "D112", "a kernel of the artifact has no object file for the NPU"
+    remedy = "run `tapeout finish ARTIFACT` where the back end of CANN is, or give --device ascend-sim"
+
+
+class NpuFailed(DeviceError):
+    code, sentence = "D113", "a call of the Ascend driver failed"
+    remedy = "run the prompt with --device ascend-sim, and report the artifact where that works"
+
+
 # -- requests
 
 
@@ -236,7 +258,7 @@ class ParameterUnsupported(ParameterError):
     """The engine at hand cannot do what a valid parameter asks for."""
 
     code, sentence = "P104", "the compiled sampler cannot do what a sampling parameter asks for"
-    remedy = "leave the parameter at the value that is expected, or compile an artifact that has it"
+    remedy = "leave the parameter at the value that is expected, or use an artifact or engine options that have it"
 
 
 class PromptRefused(RequestError):
@@ -285,9 +307,9 @@ class CapacityError(TapeoutError):
 
 
 class BlocksExhausted(CapacityError):
-    code, sentence = "C101", "there are not enough free cache blocks"
+    code, sentence = "B101", "there are not enough free cache blocks"
 
 
 class SlotBusy(CapacityError):
-    code, sentence = "C102", "the sequence slot is not free"
+    code, sentence = "B102", "the sequence slot is not free"
     remedy = "use another slot, or end its request first"

@@ -4,7 +4,7 @@ Promises: one result for each prompt, in order, or an error before anything runs
 never holds half a character. Scheduling is `engine.py`; reading the checkpoint is `models`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -17,6 +17,7 @@ from tapeout.runtime.engine import Engine, EngineOptions
 from tapeout.runtime.errors import OptionRefused, OtherModel, PromptRefused, RequestsMismatched
 from tapeout.runtime.params import SamplingParams, request_seed
 from tapeout.runtime.request import RequestOutput
+from tapeout.runtime.reuse import CacheOptions
 from tapeout.runtime.weights import bind_weights
 
 if TYPE_CHECKING:
@@ -41,17 +42,26 @@ class LLM:
         drafts: bool = False,
         device: DeviceName | None = None,
         asynchronous: bool = False,
+        step_ms: float | None = None,
         trace: bool = False,
+        plan: str = "all",
+        cache: CacheOptions | None = None,
+        replay: str = "exact",
+        keep: int | None = None,
+        record_drafts: bool = False,
     ) -> None:
         """Loads an artifact and maps the checkpoint folder `weights`. Raises TapeoutError or an InputError of `models`.
 
-        `device` picks one of several targets, "cpu" or "cuda"; without it a GPU where the artifact has binaries for this machine's.
-        `asynchronous` plans a step while the device runs the one before; `trace` keeps what happens in `engine.recorder`.
+        `device` picks one of several targets, "cpu", "cuda", "ascend", or "ascend-sim", which simulates the NPU; without it a GPU where the
+        artifact has binaries for this machine's.
+        `asynchronous` plans a step while the device runs the one before; `trace` keeps what happens in `engine.recorder`. `drafts` and `plan`:
+        speculation; `cache`: reuse of earlier prompts; `replay` and `keep`: bounded replay; `record_drafts`: what the planner's simulator reads.
         """
         for name, place in (("artifact", artifact), ("weights", weights)):
             if not isinstance(place, str | Path):
                 raise OptionRefused(f"LLM: {name}", f"{place!r} ({type(place).__name__})", "the path of a folder")
-        options = EngineOptions(workers, cache_blocks, chunk_tokens, drafts, asynchronous, trace=trace)
+        options = EngineOptions(workers, cache_blocks, chunk_tokens, drafts, asynchronous, step_ms, trace=trace, simulated=device == "ascend-sim",
+                                plan=plan, cache=cache, replay=replay, keep=keep, record_drafts=record_drafts)  # fmt: skip
         self.tokenizer: Tokenizer | None
         self.engine, self.tokenizer = open_engine(open_artifact(artifact, device), Path(weights), options)
         self.engine.detokenizer = self.tokenizer.detokenizer
@@ -66,40 +76,57 @@ class LLM:
         return llm
 
     def generate(
-        self, prompts: Prompts, params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Prompts,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        ids: Sequence[str] | None = None,
+        watch: Callable[[Engine], None] | None = None,
     ) -> list[RequestOutput]:
         """Completes every prompt (text, or token ids) and returns the results in order.
 
         One parameter object serves all prompts; if it has a seed, request i uses a seed derived from it and i, and request 0 the seed
-        itself. Raises before anything runs if a prompt or a parameter is refused.
+        itself. Raises before anything runs if a prompt or a parameter is refused. Of a text that is far too long for the context the result
+        has the beginning only. `ids` are the requests' names in messages and traces, numbers without. `watch` sees the engine after every step.
         """
         asked = _listed(prompts)
         tokens = [self._tokens(prompt, i) for i, prompt in enumerate(asked)]
-        names = [str(self._submitted + i) for i in range(len(asked))]
+        names = [str(self._submitted + i) for i in range(len(asked))] if ids is None else list(ids)
+        if len(names) != len(asked):
+            raise RequestsMismatched("ids", f"{len(names)} for {len(asked)} prompts", len(asked))
         each = _for_each(params, names)
         for name, own in zip(names, each, strict=True):
             self.engine.check_params(own, name)
         self._submitted += len(asked)
         try:
-            for name, ids, own in zip(names, tokens, each, strict=True):
-                self.engine.submit(ids, own, name)
+            for name, prompt, own in zip(names, tokens, each, strict=True):
+                self.engine.submit(prompt, own, name)
             while self.engine.has_work:
                 self.engine.step()
+                if watch is not None:
+                    watch(self.engine)
         except BaseException:
             self._drop(names)
             raise
-        return [self._result(name, prompt) for name, prompt in zip(names, asked, strict=True)]
+        return [self._result(name, given) for name, given in zip(names, asked, strict=True)]
 
     def close(self) -> None:
         """Ends the worker threads. May be called twice."""
         self.engine.close()
+
+    def fitting(self, text: str) -> str:
+        """The text, or so much of its beginning as is surely more tokens than the context holds: the rest need not be looked at."""
+        if self.tokenizer is None:
+            return text
+        longest = max(map(len, self.tokenizer.token_bytes))
+        return text[: (self.engine.context + 1) * max(longest, 1)]
 
     def _tokens(self, prompt: Prompt, index: int) -> list[int]:
         if not isinstance(prompt, str):
             return self.engine.checked_prompt(prompt, f"prompt {index}")
         if self.tokenizer is None:
             raise PromptRefused(f"prompt {index}", "text, without a tokenizer", "a list of token ids")
-        return self.engine.checked_prompt(self.tokenizer.encode(prompt), f"prompt {index}")
+        return self.engine.checked_prompt(self.tokenizer.encode(self.fitting(prompt)), f"prompt {index}")
 
     def _result(self, name: str, prompt: Prompt) -> RequestOutput:
         has_text = self.engine.scheduler.roster.branches(name)[0].text is not None  # it was followed as it came, for its stop strings
@@ -134,7 +161,7 @@ def open_engine(artifact: Artifact, weights: Path, options: EngineOptions) -> "t
     checkpoint = open_checkpoint(weights, config, ("text", "draft"))
     tokenizer = load_tokenizer(weights, config)
     bound = bind_weights(artifact.weights, checkpoint, lambda: load_token_map(weights, config, tokenizer))
-    return Engine(artifact, bound, options), tokenizer
+    return Engine(artifact, replace(bound, stamp=checkpoint.stamp), options), tokenizer
 
 
 def _difference(found: "ModelConfig", expected: "ModelConfig") -> str:

@@ -121,10 +121,10 @@ class SamplingParams:
 
     @property
     def most_drafts(self) -> int:
-        """Drafts to verify in a step at most; MOST_DRAFTS where the planner decides."""
+        """Drafts to verify in a step at most; more than any block has where the planner decides."""
         if self.spec == "off":
             return 0
-        return self.spec if isinstance(self.spec, int) else MOST_DRAFTS
+        return self.spec if isinstance(self.spec, int) else MOST_INT
 
     def with_seed(self, seed: int) -> "SamplingParams":
         """The same parameters with another seed."""
@@ -132,8 +132,22 @@ class SamplingParams:
 
 
 def request_seed(seed: int, index: int) -> int:
-    """The seed of request `index` of a call in which all requests share one seed: the seed itself for 0, hashed on for others."""
-    return seed if index == 0 else _mix((seed + index * 0x9E3779B97F4A7C15) & _SEED_MASK)
+    """The seed of request `index` of a call in which all requests share one seed: the seed itself for 0, hashed on for others.
+
+    Requests are MOST_BRANCHES steps of one generator apart and branches one step, so the draws of no two pairs (request, branch) of a call
+    are seeded alike.
+    """
+    return _stepped(seed, index * MOST_BRANCHES)
+
+
+def branch_seed(seed: int, branch: int) -> int:
+    """The seed of answer `branch` of a request whose own seed is `seed`: the seed itself for 0."""
+    return _stepped(seed, branch)
+
+
+def _stepped(seed: int, steps: int) -> int:
+    """The seed `steps` outputs further in the sequence of splitmix64 that contains it: different for all steps below 2^64."""
+    return _mix((_unmix(seed) + steps * 0x9E3779B97F4A7C15) & _SEED_MASK)
 
 
 def _mix(x: int) -> int:
@@ -141,6 +155,13 @@ def _mix(x: int) -> int:
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _SEED_MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _SEED_MASK
     return x ^ (x >> 31)
+
+
+def _unmix(x: int) -> int:
+    """The inverse of `_mix`: shifts undone from the top down, products by the factors' inverses modulo 2^64."""
+    x = ((x ^ (x >> 31) ^ (x >> 62)) * 0x319642B2D24D8EC3) & _SEED_MASK
+    x = ((x ^ (x >> 27) ^ (x >> 54)) * 0x96DE1B173F119089) & _SEED_MASK
+    return x ^ (x >> 30) ^ (x >> 60)
 
 
 SAMPLER_FIELDS = (

@@ -31,6 +31,7 @@ class Reason(Enum):
     GAIN_TOO_SMALL = "verifying less would gain less than the least gain"
     DRAFTS_DO_NOT_PAY = "plain decoding has scored best: one row a sequence"
     WIDENED = "filled up to the rows of the slowest rank"
+    EXPLORING = "everything is verified at first and now and then, as what is never verified teaches nothing"
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ class Outcome(Enum):
     LINEAGE = "known blocks depend on another session's replay"
     IMAGE = "no boundary outside an image"
     WINDOW = "the hit is no longer than the window"
+    STATE = "no window state is kept at a boundary of the hit"
 
 
 class Policy(Enum):
@@ -87,7 +88,8 @@ def boundary_outside(images: Sequence[ImageSpan], tokens: int, block: int) -> in
 
 @dataclass(frozen=True)
 class Hit:
-    """What of a prompt need not be computed. `blocks`, then `loads` (names on disk), are the blocks before `plan.write_from`."""
+    """What of a prompt need not be computed. `blocks`, then `loads` (names on disk), are the blocks before `plan.write_from`; `known` tokens have
+    blocks, used or not."""
 
     outcome: Outcome
     plan: ReplayPlan
@@ -95,6 +97,7 @@ class Hit:
     blocks: tuple[int, ...] = ()
     loads: tuple[bytes, ...] = ()
     lineage: int | None = None
+    known: int = 0
 
     @property
     def tokens(self) -> int:
@@ -125,7 +128,7 @@ class PrefixIndex:
         """The best use of what is cached for a prompt; nothing is taken. `keys` are its names so far and grow in place."""
         length, block = len(tokens), self.rules.block
         start = replay_plan(length, 0, (), self.rules)
-        if self.rules.mode is Mode.EXACT:
+        if self.rules.mode is Mode.EXACT and not self.rules.is_whole:
             return Hit(Outcome.OFF, start)
         most = (length - 1) // block
         if not most:
@@ -140,15 +143,30 @@ class PrefixIndex:
         plan = replay_plan(length, hit, self._snapshots_at(keys, hit, images, session), self.rules)
         used = plan.write_from // block
         if not used:
-            return Hit(Outcome.WINDOW, start)
+            return Hit(Outcome.WINDOW if self._may_replay else Outcome.STATE, start, known=hit)
         lineages = [name for name in names[:used] if name is not None]
         lineage = plan.lineage if plan.lineage is not None else max(lineages, default=None)
-        return Hit(Outcome.HIT, plan, tuple(keys[:used]), tuple(found[:used]), tuple(loads[: max(0, used - len(found))]), lineage)
+        return Hit(Outcome.HIT, plan, tuple(keys[:used]), tuple(found[:used]), tuple(loads[: max(0, used - len(found))]), lineage, hit)
+
+    @property
+    def _may_replay(self) -> bool:
+        return self.rules.replays and self.rules.mode is not Mode.EXACT
 
     def count(self, hit: Hit) -> None:
         """Counts a lookup that led to an admission."""
         self.outcomes[hit.outcome] += 1
         self.hit_tokens += hit.tokens
+
+    def gauges(self) -> dict[str, float]:
+        """Lookups by outcome, and what host memory and disk hold, gave and refused; for `Statistics`."""
+        found: dict[str, float] = {f"prefix_{outcome.name.lower()}": times for outcome, times in self.outcomes.items()}
+        if self.snapshots is not None:
+            found |= {"snapshots": len(self.snapshots), "snapshot_bytes": self.snapshots.bytes}
+            found |= {f"snapshots_{name}": getattr(self.snapshots, name) for name in ("evicted", "expired", "damaged")}
+        if self.disk is not None:
+            names = ("bytes", "written", "read", "damaged", "evicted", "failed")
+            found |= {"disk_entries": len(self.disk)} | {f"disk_{name}": getattr(self.disk, name) for name in names}
+        return found
 
     def _known(self, keys: Sequence[bytes], session: str) -> tuple[list[int], list[int | None], list[bytes], bool]:
         """Leading blocks in memory, their lineages, those that follow on disk, and whether a known block was refused."""

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tapeout.runtime.artifact import ALIGNMENT, EXTENTS, HOST_INPUTS, HOST_RESULTS, Artifact, Launch, StateSpec, Value
-from tapeout.runtime.device import Call, Device, Region
+from tapeout.runtime.device import Call, Device, Readable, Region
 from tapeout.runtime.device.memory import Bytes, typed, value_bytes
 from tapeout.runtime.errors import BatchRefused, ProgramsInconsistent
+from tapeout.runtime.state_memory import StateMemory
 from tapeout.runtime.weights import BoundWeights
 
 ENTRY_PROGRAMS = {"encoder": ("step", "encoder"), "decoder": ("decoder",), "sample": ("sample",), "draft": ("draft",)}
@@ -42,9 +43,24 @@ class Draw(NamedTuple):
     position: int
 
 
+class DrawColumns(NamedTuple):
+    """The same for many rows, one array a field [outputs]."""
+
+    temperature: NDArray[np.float64]
+    top_k: NDArray[np.int64]
+    top_p: NDArray[np.float64]
+    seeds: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    positions: NDArray[np.int64]
+
+
 @dataclass(slots=True)
 class StepRows:
-    """The rows of one step, column by column. Rows of a sequence are adjacent; `outputs` are the rows whose logits are wanted."""
+    """The rows of one step, column by column. Rows of a sequence are adjacent; `outputs` are the rows whose logits are wanted.
+
+    `floors`: positions below which a row sees no window, empty: none. `kept`: the rows that run through the decoder half, None: all of them;
+    then `outputs` count among the kept ones, and `kept_starts`, `kept_ends`, `kept_floors` are theirs.
+    """
 
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
@@ -52,7 +68,12 @@ class StepRows:
     starts: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
-    draws: list[Draw] = field(default_factory=list)
+    draws: Sequence[Draw] | DrawColumns = field(default_factory=list)
+    floors: list[int] = field(default_factory=list)
+    kept: list[int] | None = None
+    kept_starts: list[int] = field(default_factory=list)
+    kept_ends: list[int] = field(default_factory=list)
+    kept_floors: list[int] = field(default_factory=list)
 
     def add(self, slot: int, position: int, tokens: Sequence[int]) -> None:
         """Appends the next rows of a sequence, the first at `position`."""
@@ -88,7 +109,7 @@ class LoadedPrograms:
         self._calls: dict[Part, list[Call]] = {}
         self._tables: dict[tuple[Part, ...], tuple[Any, float]] = {}
         self._hosted = {name: self._host(name) for names in HOST_INPUTS.values() for name in names}
-        self._prefill_constants()
+        self.states = StateMemory(artifact, self._states, device if isinstance(device, Readable) else None)
 
     # -- buffers
 
@@ -175,10 +196,6 @@ class LoadedPrograms:
         self._bound = weights  # a device may read the arrays where they are
         return {key: self.device.place(array, f"weight {key[0]}", by_rows=key[0] in rows) for key, array in weights.parts.items()}
 
-    def _prefill_constants(self) -> None:
-        """What no step changes: all rows are kept (exact mode), and no window has a floor. The buffers start as zeros."""
-        self._hosted["kept"][:] = np.arange(len(self._hosted["kept"]))
-
     # -- launch tables
 
     def bucket(self, rows: int) -> int:
@@ -209,8 +226,9 @@ class LoadedPrograms:
         if part not in self._calls:
             entry, bucket = part
             self._calls[part] = [
-                Call(self._kernels[launch.kernel], tuple(map(self._address, launch.buffers)), launch.grid)
-                for launch in self.launches(entry, bucket)
+                Call(self._kernels[launch.kernel], tuple(map(self._address, launch.buffers)), launch.grid, launch.after if number else None)
+                for name in ENTRY_PROGRAMS[entry]
+                for number, launch in enumerate(self.artifact.programs[name][bucket].launches)
             ]
         return self._calls[part]
 
@@ -235,7 +253,7 @@ class LoadedPrograms:
     # -- a step
 
     def load(self, rows: StepRows) -> tuple[int, int]:
-        """Fills the host inputs of encoder and decoder, all rows kept; returns the numbers of rows and outputs."""
+        """Fills the host inputs of encoder and decoder; returns the numbers of rows and outputs."""
         count, outputs, host = len(rows.tokens), len(rows.outputs), self._hosted
         if count > self.artifact.manifest.options.max_rows:
             raise BatchRefused("rows of a step", count, f"at most {self.artifact.manifest.options.max_rows}")
@@ -244,36 +262,52 @@ class LoadedPrograms:
         host["tokens"][:count] = rows.tokens
         host["positions"][:count] = rows.positions
         host["slots"][:count] = rows.slots
-        host["starts"][:count] = host["kept_starts"][:count] = rows.starts
-        host["ends"][:count] = host["kept_ends"][:count] = rows.ends
+        host["starts"][:count], host["ends"][:count] = rows.starts, rows.ends
+        host["floors"][:count] = rows.floors or 0
         host["outputs"][:outputs] = rows.outputs
         cells = self._cells
-        cells["rows"][0] = cells["kept"][0] = count
-        cells["outputs"][0] = outputs
+        cells["rows"][0], cells["outputs"][0] = count, outputs
+        cells["kept"][0] = self._load_kept(rows, count)
         return count, outputs
 
-    def load_draws(self, draws: Sequence[Draw]) -> None:
-        """Fills the host inputs of sampling, one draw for each output row."""
-        host, count = self._hosted, len(draws)
-        temperature, top_k, top_p, seeds, slots, positions = zip(*draws, strict=True)
-        host["temperature"][:count] = temperature
-        host["top_k"][:count] = top_k
-        host["top_p"][:count] = top_p
-        host["seeds"][:count] = seeds
-        host["sample_slots"][:count] = slots
-        host["sample_positions"][:count] = positions
+    def _load_kept(self, rows: StepRows, count: int) -> int:
+        """Fills the tables of the rows that the decoder half runs; returns how many they are."""
+        host = self._hosted
+        if rows.kept is None:
+            host["kept"][:count] = np.arange(count)
+            host["kept_starts"][:count], host["kept_ends"][:count] = rows.starts, rows.ends
+            host["kept_floors"][:count] = rows.floors or 0
+            return count
+        kept = len(rows.kept)
+        for name in ("kept", "kept_starts", "kept_ends", "kept_floors"):
+            host[name][:kept] = getattr(rows, name)
+        return kept
 
-    def load_draft(self, draws: Sequence[Draw]) -> None:
-        """Fills the host inputs of the draft: one sequence for each draw, whose token is the one at `draw.position`."""
-        host, count = self._hosted, len(draws)
-        temperature, top_k, top_p, seeds, slots, positions = zip(*draws, strict=True)
-        host["golden_rows"][:count] = range(count)
-        host["draft_positions"][:count] = [position - 1 for position in positions]
-        host["draft_slots"][:count] = slots
-        host["draft_temperature"][:count] = temperature
-        host["draft_top_k"][:count] = top_k
-        host["draft_top_p"][:count] = top_p
-        host["draft_seeds"][:count] = seeds
+    def load_draws(self, draws: Sequence[Draw] | DrawColumns) -> None:
+        """Fills the host inputs of sampling, one draw for each output row."""
+        host, columns = self._hosted, _columns(draws)
+        count = len(columns.seeds)
+        host["temperature"][:count] = columns.temperature
+        host["top_k"][:count] = columns.top_k
+        host["top_p"][:count] = columns.top_p
+        host["seeds"][:count] = columns.seeds
+        host["sample_slots"][:count] = columns.slots
+        host["sample_positions"][:count] = columns.positions
+
+    def load_draft(self, draws: Sequence[Draw] | DrawColumns, outputs: NDArray[np.int64] | None = None) -> None:
+        """Fills the host inputs of the draft: one sequence for each draw, whose token is the one at its position.
+
+        `outputs`: which output yielded that token; the draw's own number where it is not given.
+        """
+        host, columns = self._hosted, _columns(draws)
+        count = len(columns.seeds)
+        host["golden_rows"][:count] = np.arange(count) if outputs is None else outputs
+        host["draft_positions"][:count] = columns.positions - 1
+        host["draft_slots"][:count] = columns.slots
+        host["draft_temperature"][:count] = columns.temperature
+        host["draft_top_k"][:count] = columns.top_k
+        host["draft_top_p"][:count] = columns.top_p
+        host["draft_seeds"][:count] = columns.seeds
         self._cells["sequences"][0] = count
         self._cells["drafts"][0] = count * self.artifact.draft_block
 
@@ -295,7 +329,9 @@ class LoadedPrograms:
         """
         count, outputs = self.load(rows)
         bucket = self.bucket(max(count, outputs))
-        parts: list[Part] = [("encoder", bucket), ("decoder", bucket)]
+        parts: list[Part] = [("encoder", bucket)]
+        if rows.kept is None or rows.kept:
+            parts.append(("decoder", bucket))
         if outputs:
             self.load_draws(rows.draws)
             parts.append(("sample", self.bucket(outputs)))
@@ -306,6 +342,11 @@ class LoadedPrograms:
         if logits:
             self._fetch_logits(outputs)
 
+    def draft_behind(self, outputs: NDArray[np.int64], draws: DrawColumns) -> None:
+        """The draft alone, behind tokens that the last step has sampled: `outputs` [sequences] are their rows."""
+        self.load_draft(draws, outputs)
+        self.run(("draft", self.draft_bucket(len(outputs))), rows=len(outputs))
+
     def draft(self, golden: Sequence[int], draws: Sequence[Draw]) -> None:
         """The draft alone, behind given tokens; `draws[i].position` is the position of `golden[i]`."""
         self._cells["outputs"][0] = len(golden)
@@ -313,6 +354,12 @@ class LoadedPrograms:
         self.device.upload(self._results, self._results_bytes)
         self.load_draft(draws)
         self.run(("draft", self.draft_bucket(len(golden))), rows=len(golden))
+
+
+def _columns(draws: Sequence[Draw] | DrawColumns) -> DrawColumns:
+    if isinstance(draws, DrawColumns):
+        return draws
+    return DrawColumns(*(np.array(column) for column in zip(*draws, strict=True)))
 
 
 def _names(table: dict[str, tuple[str, ...]]) -> set[str]:

@@ -28,13 +28,19 @@ class Mode(Enum):
 
 @dataclass(frozen=True)
 class ReplayRules:
-    """Sizes in tokens: the window, `keep` rows that the decoder half runs, backtracking of verification, positions of a cache block."""
+    """Sizes in tokens: the window, `keep` rows that the decoder half runs, backtracking of verification, positions of a cache block.
+
+    `is_whole`: snapshots hold the windows of both halves, so that the exact mode can go on from one. `replays`: rows behind cached blocks can
+    run without writing them; where they cannot, only a snapshot makes a hit, and what is behind it is computed anew.
+    """
 
     mode: Mode
     keep: int
     window: int = 128
     backtrack: int = 6
     block: int = 128
+    is_whole: bool = False
+    replays: bool = True
 
     def __post_init__(self) -> None:
         for name in ("window", "backtrack", "block"):
@@ -99,16 +105,20 @@ def replay_plan(length: int, hit: int, snapshots: Collection[int], rules: Replay
     if length < 1 or hit < 0:
         raise OptionRefused("replay, length and hit", (length, hit), "a length of at least 1 and a hit of at least 0")
     usable = min(hit, length - 1) // rules.block * rules.block
-    if rules.mode is Mode.EXACT or not usable:
+    is_exact = rules.mode is Mode.EXACT
+    if not usable or (is_exact and not rules.is_whole):
         return _from_start(length, rules)
-    keep_from = max(0, length - rules.keep)
-    restored = max((s for s in snapshots if 0 < s <= min(usable, keep_from) and s % rules.block == 0), default=0)
+    keep_from = 0 if is_exact else max(0, length - rules.keep)
+    latest = usable if is_exact else min(usable, keep_from)
+    restored = max((s for s in snapshots if 0 < s <= latest and s % rules.block == 0), default=0)
     # A hit of a window or less saves nothing: its replay would compute all of it.
-    replayed = min(usable - rules.window, keep_from) if usable > rules.window else 0
+    replayed = min(usable - rules.window, keep_from) if usable > rules.window and rules.replays and not is_exact else 0
     if max(restored, replayed) <= 0:
         return _from_start(length, rules)
     if restored >= replayed:
-        return ReplayPlan(rules, length, restored, usable, restored, 0, keep_from, max(keep_from, restored), None)
+        write_from = usable if rules.replays and not is_exact else restored
+        floor = 0 if is_exact else max(keep_from, restored)
+        return ReplayPlan(rules, length, restored, write_from, restored, 0, keep_from, floor, None)
     return ReplayPlan(rules, length, replayed, usable, None, replayed, keep_from, max(keep_from, replayed), usable)
 
 

@@ -3,10 +3,14 @@
 Sections 1.1, 1.4 and 1.5 of docs/runtime.md. The scheduler alone changes a `Sequence`; everything a caller sees is frozen.
 """
 
+from collections import deque
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tapeout.runtime.params import SamplingParams
 from tapeout.runtime.replay import ReplayPlan
@@ -93,11 +97,23 @@ Event = TokenEvent | FinishedEvent
 
 
 class Draft(NamedTuple):
-    """A drafted block: guesses for positions `position`, `position + 1`, ... of the sequence, with confidence logits."""
+    """A drafted block: guesses for positions `position`, `position + 1`, ... of the sequence, and how likely each is accepted if those
+    before it are, as the draft's head says."""
 
     position: int
     tokens: tuple[int, ...]
     confidences: tuple[float, ...]
+
+
+Noted = tuple[int, int, int, NDArray[np.int32], NDArray[np.float64]]
+"""A draft as it is kept while its sequence runs, a plain tuple as there is one for each token: its position, and row, length, tokens and
+confidences of the step that made it."""
+
+
+def draft_of(noted: Noted) -> Draft:
+    """The draft itself."""
+    position, row, length, tokens, confidences = noted
+    return Draft(position, tuple(tokens[row, :length].tolist()), tuple(confidences[row, :length].tolist()))
 
 
 @dataclass(slots=True, eq=False)
@@ -105,7 +121,8 @@ class Sequence:
     """One branch of a request under way. `tokens` are prompt and output; `computed` of them are in the cache and committed.
 
     `scheduled` counts rows of the prompt that are computed or in flight; `target` is how many tokens the cache must hold before the next
-    one is drawn: the prompt, or prompt and output after a preemption. `keys` name its full blocks; `ready_at` orders it among waiting ones.
+    one is drawn: the prompt, or prompt and output after a preemption. `keys` name its full blocks, `window_keys` the windows kept of its output;
+    others have been seen to share its first `shared_end` tokens.
     """
 
     request: Request
@@ -121,8 +138,10 @@ class Sequence:
     replay: ReplayPlan | None = None
     keys: list[bytes] = field(default_factory=list)
     lineage: int | None = None
+    window_keys: deque[bytes] = field(default_factory=deque)
+    shared_end: int = 0
     logprobs: list[float] = field(default_factory=list)
-    drafts: list[Draft] = field(default_factory=list)
+    drafts: list[Noted] = field(default_factory=list)
     text: StopText | None = None
     decode_steps: int = 0
     verified: int = 0
@@ -213,7 +232,7 @@ class CacheUse:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """The one result of a request. `seed` reproduces its tokens; branch i draws with `request_seed(seed, i)`."""
+    """The one result of a request. `seed` reproduces its tokens; branch i draws with `branch_seed(seed, i)`."""
 
     request_id: str
     prompt: str | None
@@ -231,8 +250,9 @@ def output_of(branches: Tokens[Sequence], prompt: str | None = None, text: str =
     """The result of a request whose branches have all finished. `text` is for those whose text nobody followed."""
     first = branches[0]
     request = first.request
-    drafted = sum(len(draft.tokens) for draft in first.drafts)
-    foreseen = sum(_foreseen(draft, first.tokens) for draft in first.drafts)
+    drafts = tuple(map(draft_of, first.drafts))
+    drafted = sum(len(draft.tokens) for draft in drafts)
+    foreseen = sum(_foreseen(draft, first.tokens) for draft in drafts)
     steps, verified, accepted = (sum(getattr(b, name) for b in branches) for name in ("decode_steps", "verified", "accepted"))
     return RequestOutput(
         request.id,
@@ -242,7 +262,7 @@ def output_of(branches: Tokens[Sequence], prompt: str | None = None, text: str =
         request.seed,
         _timing(branches),
         Speculation(steps, drafted, verified, accepted, foreseen),
-        tuple(first.drafts),
+        drafts,
         CacheUse(first.hit_tokens, sum(b.replayed for b in branches), sum(b.preemptions for b in branches)),
     )
 

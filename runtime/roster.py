@@ -11,15 +11,15 @@ from heapq import heappop, heappush
 
 from tapeout.runtime.blocks import BlockPool
 from tapeout.runtime.columns import Columns
-from tapeout.runtime.errors import RequestTaken
+from tapeout.runtime.errors import PromptRefused, RequestTaken
 from tapeout.runtime.fairness import WaitingLine
-from tapeout.runtime.params import request_seed
+from tapeout.runtime.params import branch_seed
 from tapeout.runtime.prefix import Hit, PrefixIndex
 from tapeout.runtime.request import Event, FinishedEvent, Request, RequestOutput, Status, output_of
 from tapeout.runtime.request import Sequence as Branch
 from tapeout.runtime.state import SlotPool
 from tapeout.runtime.stats import Statistics
-from tapeout.runtime.step import Restore
+from tapeout.runtime.step import Restore, Save
 from tapeout.runtime.text import Detokenizer, StopText
 from tapeout.runtime.trace import Recorder
 
@@ -32,6 +32,7 @@ class Chores:
     slot_copies: list[tuple[int, int]] = field(default_factory=list)
     loads: list[tuple[int, bytes]] = field(default_factory=list)
     restores: list[Restore] = field(default_factory=list)
+    saves: list[Save] = field(default_factory=list)  # of states as they are before anything else
 
 
 class Roster:
@@ -73,7 +74,9 @@ class Roster:
         if self.recorder is not None:
             self.recorder.arrived(request.id, now, len(request.prompt))
         if len(request.prompt) > self.max_context:
-            self.finish_all(request.id, Status.PROMPT_TOO_LONG)
+            reason = PromptRefused(f"request {request.id}", f"{len(request.prompt)} tokens", f"at most {self.max_context}, the context",
+                                   remedy="shorten the prompt")  # fmt: skip
+            self.finish_all(request.id, Status.PROMPT_TOO_LONG, str(reason))
         elif status is Status.PREPARING:
             for branch in branches:
                 branch.status = Status.PREPARING
@@ -81,7 +84,7 @@ class Roster:
             self.waiting.join(branches[0])
 
     def _branch(self, request: Request, index: int, now: float) -> Branch:
-        own = request if index == 0 else Request(request.id, request.prompt, request.params, request_seed(request.seed, index), index,
+        own = request if index == 0 else Request(request.id, request.prompt, request.params, branch_seed(request.seed, index), index,
                                                  request.images, request.tenant)  # fmt: skip
         branch = Branch(own, list(request.prompt), now, target=len(request.prompt), order=self._orders)
         self._orders += 1
@@ -116,6 +119,7 @@ class Roster:
         self.waiting.leave(branch)
         self._seat(branch, slot, step, now)
         if hit is not None:
+            branch.shared_end = hit.known
             self.pool.adopt(slot, hit.blocks)
             branch.replay, branch.lineage = hit.plan, hit.lineage
             branch.computed = branch.scheduled = hit.plan.first_row

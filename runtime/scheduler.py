@@ -17,10 +17,10 @@ from tapeout.runtime import cost
 from tapeout.runtime.blocks import BlockPool, Named
 from tapeout.runtime.columns import Columns
 from tapeout.runtime.commit import committed, lost
-from tapeout.runtime.errors import OptionRefused
+from tapeout.runtime.drafting import OUR_RULES, Drafting, DraftOptions
+from tapeout.runtime.errors import BlocksExhausted, OptionRefused
 from tapeout.runtime.fairness import urgency, victim
-from tapeout.runtime.planner import Memory, Plan, Rules, assumed_rates, compat
-from tapeout.runtime.planner import plan as planned
+from tapeout.runtime.planner import Plan, Rules
 from tapeout.runtime.prefix import Hit, PrefixIndex, boundary_outside
 from tapeout.runtime.replay import Mode
 from tapeout.runtime.request import Event, Status
@@ -39,7 +39,8 @@ MOST_PASSED = 256  # prompts of tenants at their cap that are passed over in one
 class SchedulerOptions:
     """Bounds and choices. Rows are of one step; `step_ms` bounds the predicted time of a step's prompt pieces, None: rows alone do.
 
-    `drafts`: the most that the device verifies for a sequence. `plan`: "all", or "compat" or "ours" with measured `decode_times`.
+    `drafts`: the most that the device verifies for a sequence. `plan`, `decode_times`, `planner_rules`, `block_ms`, `is_calibrating`: how many drafts
+    are verified and drafted (`DraftOptions`).
     `prompt_rows`: what drafts leave to prompts that wait. `overtakers`: waiting prompts that may be tried behind one that does not fit.
     `min_run_steps`: a preempted request is spared for so long. `copy_slack`: rows that a sequence may have in flight when its state is
     copied for another branch (the ring's backtracking); None: the device cannot copy, branches compute their prompts themselves.
@@ -51,6 +52,9 @@ class SchedulerOptions:
     drafts: int = 0
     plan: str = "all"
     decode_times: cost.DecodeTable | None = None
+    planner_rules: Rules = OUR_RULES
+    block_ms: tuple[float, float] | None = None
+    is_calibrating: bool = True
     chunk_tokens: int | None = None
     alignment: int = cost.CHUNK_ALIGNMENT
     step_ms: float | None = None
@@ -69,8 +73,12 @@ class SchedulerOptions:
         if self.alignment > self.max_rows:
             raise OptionRefused("SchedulerOptions.alignment", self.alignment, f"at most max_rows, {self.max_rows}",
                                 remedy="allow more rows in a step, or smaller blocks")  # fmt: skip
-        if self.plan not in ("all", "compat", "ours"):
-            raise OptionRefused("SchedulerOptions.plan", self.plan, "all, compat or ours")
+        _ = self.drafting
+
+    @property
+    def drafting(self) -> DraftOptions:
+        """What concerns drafts. Raises OptionRefused."""
+        return DraftOptions(self.drafts, self.plan, self.decode_times, self.planner_rules, self.block_ms, self.is_calibrating)
 
 
 class _Verdict(Enum):
@@ -91,16 +99,20 @@ class Scheduler:
         self.roster = Roster(pool, SlotPool(slots), self.columns, prefix, options.max_wait_ms / 1e3, clock, self.statistics, recorder)
         self.roster.max_context, self.roster.drafts, self.roster.copy_slack = options.max_context, options.drafts, options.copy_slack
         self.prefill_fit, self.decode_fit = cost.new_prefill_fit(), cost.new_fit([1, 64])
-        self.last_plan: Plan | None = None
+        self.drafting = Drafting(options.drafting)
         self.number = 0
-        self._memory = Memory()
         self._proposed_s: dict[int, float] = {}
 
     @property
     def has_work(self) -> bool:
         """Says whether there is something to run or to report, now or once steps in flight are committed."""
         roster = self.roster
-        return bool(roster.waiting or roster.prefilling or roster.decoding or roster.events)
+        return bool(roster.waiting or roster.prefilling or roster.decoding or roster.events or roster.chores.saves)
+
+    @property
+    def last_plan(self) -> Plan | None:
+        """The newest plan of what to verify, with its reason."""
+        return self.drafting.last
 
     def gauges(self) -> dict[str, float]:
         """What holds at this moment, for `Statistics.json_line` and `prometheus`."""
@@ -114,8 +126,7 @@ class Scheduler:
             "blocks_unpromised": pool.unpromised_blocks,
             "blocks_evicted": pool.evictions,
         }
-        outcomes = {} if self.prefix is None else {f"prefix_{o.name.lower()}": n for o, n in self.prefix.outcomes.items()}
-        return found | outcomes
+        return found | ({} if self.prefix is None else self.prefix.gauges()) | self.drafting.gauges()
 
     def events(self) -> list[Event]:
         """What has happened since the last call, in order."""
@@ -130,27 +141,31 @@ class Scheduler:
         self.roster.expire(now)
         slots, widths = self._decode_rows()
         drafts = int(widths.sum()) - len(slots)
-        draft_total = self._draft_total(slots, drafts)
+        draft_total = self.drafting.total(self.columns, slots, drafts, self.number)
         rows = self.options.max_rows - len(slots) - (drafts if draft_total is None else draft_total)
         pieces, saves = self._pieces(now, rows, self.options.max_rows - rows)
-        if not len(slots) and not pieces:
+        if not len(slots) and not pieces and not self.roster.chores.saves:
             return None
         return self._step(slots, widths, draft_total, pieces, saves, now)
 
     def commit(self, step: Step, result: StepResult) -> None:
         """Applies what a step gave: tokens join their sequences, full blocks get names, those that ended leave."""
         started = self._proposed_s.pop(step.number, None)
-        committed(self.roster, step, result, self.eos_id)
-        self.statistics.observe_step(step, result, self.roster.slots.count)
+        committed(self.roster, step, result, self.eos_id, self.drafting)
+        context = float(self.columns.length[step.slots].mean()) if len(step.slots) else 0.0
+        self.statistics.observe_step(step, result, self.roster.slots.count, context)
         if self.roster.recorder is not None and started is not None:
             tokens = int(result.counts.sum())
             self.roster.recorder.stepped(step.number, started, self.roster.clock(), int(result.widths.sum()), step.prompt_rows, tokens)
         if self.options.step_ms is not None:
             self._learn(step, result)
+        if self.options.plan != "all":
+            self.drafting.took(step.number, int(result.widths.sum()), context, result.ms, is_decode=not step.pieces)
 
     def lose(self, step: Step, reason: str) -> None:
         """Ends the requests of a step that the device lost; the others are unharmed."""
         self._proposed_s.pop(step.number, None)
+        self.drafting.forget(step.number)
         lost(self.roster, step, reason)
 
     # -- decode rows
@@ -169,8 +184,9 @@ class Scheduler:
             first = self.number * most % len(slots)
             chosen = np.arange(first, first + most) % len(slots)
             slots, left = slots[chosen], left[chosen]
-        widths = np.minimum(1 + columns.most_drafts[slots], left) if self.options.drafts else np.ones(len(slots), np.int64)
+        widths = np.ones(len(slots), np.int64)
         if self.options.drafts:
+            widths = np.minimum(1 + np.minimum(columns.most_drafts[slots], columns.drafted[slots]), left)
             widths = _within(widths, self._draft_rows(len(slots)))
         top = columns.length[slots] - 1 + columns.pending[slots] + widths
         room = columns.capacity[slots]
@@ -212,7 +228,9 @@ class Scheduler:
             candidates = [(b, self._cost_of_recompute(b)) for b in self._running()]
             chosen = victim(candidates, self.number, self.options.min_run_steps) if len(candidates) > 1 else branch
             if chosen is branch and len(candidates) == 1:
-                self.roster.finish(branch, Status.PREEMPTED)
+                found = f"{self.pool.free_blocks + self.pool.held_count(slot)} of {self.pool.count - 1}"
+                reason = BlocksExhausted(f"request {branch.request.id}", f"a need of {self.pool.blocks_for(tokens)} blocks", found)
+                self.roster.finish(branch, Status.PREEMPTED, error=str(reason))
                 return False
             if chosen is None:
                 return False
@@ -232,23 +250,6 @@ class Scheduler:
         if self.prefix is None or kept <= self.prefix.rules.window:
             return computed
         return max(0, computed - kept) + self.prefix.rules.window
-
-    def _draft_total(self, slots: Int64, drafts: int) -> int | None:
-        """How many drafts this step verifies, from confidences of the step before the last; None verifies all."""
-        table = self.options.decode_times
-        if self.options.plan == "all" or table is None or not len(slots) or not drafts:
-            return None
-        columns, width = self.columns, self.options.drafts
-        # A rate counts if its step lies two back: synchronous driving knows newer ones and must not use them (the information barrier).
-        old = np.where(columns.rated[0, slots] <= self.number - 2, 0, 1)
-        rates, known = columns.rates[old, slots], columns.rated[old, slots] >= 0
-        budget = assumed_rates(rates, known, np.ones(len(slots), np.bool_))
-        times = cost.step_times(table, len(slots), len(slots) * width, context=float(columns.length[slots].mean()))
-        if self.options.plan == "compat":
-            self.last_plan = compat(budget, budget, times)
-        else:
-            self.last_plan, self._memory = planned(self._memory, Rules(), budget, budget, times)
-        return min(drafts, self.last_plan.rows - len(slots))
 
     # -- prompt pieces
 
@@ -400,22 +401,28 @@ class Scheduler:
     # -- snapshots
 
     def _until_snapshot(self, branch: Branch, start: int, size: int) -> int:
-        """Cuts a piece at the prompt's last block boundary if the window state there shall be kept."""
-        boundary = self._wanted_snapshot(branch)
-        return boundary - start if boundary is not None and start < boundary < start + size else size
+        """Cuts a piece where a window state shall be kept."""
+        boundary = self._wanted_snapshot(branch, start)
+        return boundary - start if boundary is not None and boundary < start + size else size
 
-    def _wanted_snapshot(self, branch: Branch) -> int | None:
-        prefix = self.prefix
+    def _wanted_snapshot(self, branch: Branch, start: int) -> int | None:
+        """The next boundary behind `start` whose window state shall be kept: the prompt's last one, and where nothing can be replayed the one
+        where others have begun alike, and the last one that leaves all kept rows of such a prompt to compute."""
+        prefix, block, images = self.prefix, self.pool.block_tokens, branch.request.images
         if prefix is None or prefix.snapshots is None or not branch.keys:
             return None
-        boundary = boundary_outside(branch.request.images, branch.target, self.pool.block_tokens)
-        if not boundary or not prefix.may_keep_snapshot(branch.replay, boundary):
-            return None
-        return None if branch.keys[boundary // self.pool.block_tokens - 1] in prefix.snapshots else boundary
+        rules, ends = prefix.rules, {boundary_outside(images, branch.target, block)}
+        if not rules.replays:
+            latest = branch.target if rules.mode is Mode.EXACT else max(0, branch.target - rules.keep)
+            ends |= {boundary_outside(images, min(branch.shared_end, latest), block), boundary_outside(images, latest, block)}
+        for end in sorted(ends):
+            if end > start and prefix.may_keep_snapshot(branch.replay, end) and branch.keys[end // block - 1] not in prefix.snapshots:
+                return end
+        return None
 
     def _saves(self, branch: Branch, piece: Piece) -> list[Save]:
         end = piece.start + len(piece.tokens)
-        if self._wanted_snapshot(branch) != end:
+        if self._wanted_snapshot(branch, piece.start) != end:
             return []
         key = branch.keys[end // self.pool.block_tokens - 1]
         return [Save(piece.slot, piece.epoch, end, key, branch.lineage, branch.request.id)]
@@ -428,7 +435,7 @@ class Scheduler:
     def _piece_ms(self, piece: Piece) -> float:
         if self.options.step_ms is None:
             return 0.0
-        alone = cost.prefill_ms(self.prefill_fit, [cost.Piece(len(piece.tokens), piece.start, _kept(piece))])
+        alone = cost.prefill_ms(self.prefill_fit, [cost.Piece(len(piece.tokens), piece.start, piece.kept_rows)])
         return alone - cost.prefill_ms(self.prefill_fit, [])
 
     def _learn(self, step: Step, result: StepResult) -> None:
@@ -437,7 +444,7 @@ class Scheduler:
         if not step.pieces:
             self.decode_fit = cost.observed(self.decode_fit, [1, rows], result.ms)
             return
-        pieces = [cost.Piece(len(p.tokens), p.start, _kept(p)) for p in step.pieces]
+        pieces = [cost.Piece(len(p.tokens), p.start, p.kept_rows) for p in step.pieces]
         ms = max(0.0, result.ms - self._decode_ms(rows))
         self.prefill_fit = cost.observed(self.prefill_fit, cost.prefill_features(pieces), ms)
 
@@ -460,7 +467,8 @@ class Scheduler:
             self.number, branches, slots, columns.epoch[slots], widths,  # type: ignore[arg-type]
             KnownRows(known, columns.length[known] - 1, columns.last[known]), FollowingRows(slots[follows]), draft_total, pieces,
             Draws(columns.temperature[drawn], columns.top_k[drawn], columns.top_p[drawn], columns.seed[drawn]),
-            chores.block_copies, chores.slot_copies, chores.loads, chores.restores, saves,
+            self.drafting.lengths(columns, drawn) if self.options.drafts else None, self.drafting.map(self.number),
+            chores.block_copies, chores.slot_copies, chores.loads, chores.restores, saves, chores.saves,
         )  # fmt: skip
         self._proposed_s[self.number] = now
         self.number += 1
@@ -475,9 +483,3 @@ def _within(widths: Int64, drafts: int) -> Int64:
     shared: Int64 = np.minimum(widths, 1 + each + (np.arange(len(widths)) < more))
     return shared
 
-
-def _kept(piece: Piece) -> int:
-    """Rows of a piece that the decoder half runs beside the encoder; 0 where it runs all, as then nothing tells the two apart."""
-    if piece.plan is None or piece.plan.rules.mode is not Mode.COMPACT:
-        return 0
-    return max(0, piece.start + len(piece.tokens) - max(piece.plan.keep_from, piece.start))

@@ -98,6 +98,15 @@ class SnapshotStore:
             if self.disk is not None:
                 self.disk.put("snapshot", oldest, kept.snapshot.payload, kept.snapshot.lineage, kept.snapshot.session)
 
+    def flush(self) -> None:
+        """Writes what is in memory to disk, if there is one: the next engine finds it there."""
+        for key, kept in self._kept.items() if self.disk is not None else ():
+            self.disk.put("snapshot", key, kept.snapshot.payload, kept.snapshot.lineage, kept.snapshot.session)  # type: ignore[union-attr]
+
+    def drop(self, key: bytes) -> None:
+        """Forgets a snapshot in memory. Nothing happens for one that is not there."""
+        self._remove(key)
+
     def get(self, key: bytes) -> Snapshot | None:
         """The snapshot of this name, if it is there, fresh and undamaged."""
         kept = self._kept.get(key)

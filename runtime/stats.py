@@ -73,7 +73,9 @@ class Counts:
 
 @dataclass
 class Statistics:
-    """Counters and histograms. `busy_ms` is the time of steps by kind; `gauges` what `observe_step` saw last."""
+    """Counters and histograms. `busy_ms` is the time of steps by kind; `gauges` what holds at the moment; `step_ms_by` splits step times
+    by rows and mean context of decode rows, each rounded up to a power of two; `verified_at`, `accepted_at` count drafts by their place in the
+    block."""
 
     counts: Counts = field(default_factory=Counts)
     queue_ms: Histogram = field(default_factory=lambda: Histogram(MS_BOUNDS))
@@ -86,23 +88,41 @@ class Statistics:
     hit_tokens: Histogram = field(default_factory=lambda: Histogram(TOKEN_BOUNDS))
     busy_ms: dict[str, float] = field(default_factory=dict)
     gauges: dict[str, float] = field(default_factory=dict)
+    step_ms_by: dict[tuple[int, int], Histogram] = field(default_factory=dict)
+    verified_at: list[int] = field(default_factory=list)
+    accepted_at: list[int] = field(default_factory=list)
     idle_slot_steps: int = 0
     slot_steps: int = 0
 
-    def observe_step(self, step: Step, result: StepResult, slots: int) -> None:
-        """Counts the rows of a step, committed or wasted."""
+    def observe_step(self, step: Step, result: StepResult, slots: int, context: float = 0.0) -> None:
+        """Counts the rows of a step, committed or wasted; a step without rows only keeps windows."""
         counts, decoding = self.counts, len(step.slots)
+        if not decoding and not step.pieces:
+            return
         counts.steps += 1
         counts.decode_steps += bool(decoding) and not step.pieces
         counts.prompt_steps += bool(step.pieces) and not decoding
         counts.mixed_steps += bool(step.pieces) and bool(decoding)
         counts.prompt_rows += step.prompt_rows
+        counts.decoder_prompt_rows += step.decoder_prompt_rows
         counts.decode_rows += int(result.widths.sum())
         self.slot_steps += slots
         self.idle_slot_steps += slots - decoding - len(step.pieces)
         self.step_ms.observe(result.ms)
+        sizes = _rounded_up(step.prompt_rows + int(result.widths.sum())), _rounded_up(int(context))
+        if sizes not in self.step_ms_by:
+            self.step_ms_by[sizes] = Histogram(MS_BOUNDS)
+        self.step_ms_by[sizes].observe(result.ms)
         kind = "mixed" if step.pieces and decoding else "prompt" if step.pieces else "decode"
         self.busy_ms[kind] = self.busy_ms.get(kind, 0.0) + result.ms
+
+    def judged(self, verified: Sequence[int], accepted: Sequence[int]) -> None:
+        """Counts drafts by place: how many sequences verified and accepted 0, 1, ... of them [drafts + 1 each]."""
+        places = max(len(verified), len(accepted)) - 1
+        for counts, histogram in ((self.verified_at, verified), (self.accepted_at, accepted)):
+            counts += [0] * (places - len(counts))
+            for place in range(places):
+                counts[place] += sum(histogram[place + 1 :])
 
     def finished(self, branch: Branch) -> None:
         """Observes a branch that has ended."""
@@ -117,12 +137,17 @@ class Statistics:
         sequences = self.verified.total
         found: dict[str, object] = {f.name: getattr(counts, f.name) for f in fields(counts) if f.name != "requests_finished"}
         found["requests_finished"] = dict(sorted(counts.requests_finished.items()))
+        found |= {"verified_at": list(self.verified_at), "accepted_at": list(self.accepted_at)}
         found["acceptance"] = counts.drafts_accepted / counts.drafts_verified if counts.drafts_verified else 0.0
         found["verified_mean"] = counts.drafts_verified / sequences if sequences else 0.0
         found["idle_slot_share"] = self.idle_slot_steps / self.slot_steps if self.slot_steps else 0.0
         found["busy_ms"] = dict(sorted(self.busy_ms.items()))
         for name, histogram in self.histograms().items():
             found |= {f"{name}_p50": histogram.quantile(0.5), f"{name}_p99": histogram.quantile(0.99), f"{name}_max": histogram.largest}
+        found["step_ms_by"] = [
+            {"rows": rows, "context": context, "steps": histogram.total, "p50": histogram.quantile(0.5)}
+            for (rows, context), histogram in sorted(self.step_ms_by.items())
+        ]
         return found | self.gauges | more
 
     def json_line(self, **more: float) -> str:
@@ -142,16 +167,28 @@ class Statistics:
         lines.append("# TYPE tapeout_requests_finished_total counter")
         finished = sorted(self.counts.requests_finished.items())
         lines += [f'tapeout_requests_finished_total{{reason="{reason}"}} {count}' for reason, count in finished]
+        for name in ("verified_at", "accepted_at"):
+            lines.append(f"# TYPE tapeout_drafts_{name}_total counter")
+            lines += [f'tapeout_drafts_{name}_total{{place="{place}"}} {count}' for place, count in enumerate(getattr(self, name), 1)]
         for name, value in sorted((self.gauges | more).items()):
             lines += [f"# TYPE tapeout_{name} gauge", f"tapeout_{name} {value:g}"]
         for name, histogram in self.histograms().items():
-            lines += _exposed(f"tapeout_{name}", histogram)
+            lines += [f"# TYPE tapeout_{name} histogram", *_exposed(f"tapeout_{name}", histogram)]
+        lines.append("# TYPE tapeout_step_ms_by histogram")
+        for (rows, context), histogram in sorted(self.step_ms_by.items()):
+            lines += _exposed("tapeout_step_ms_by", histogram, f'rows="{rows}",context="{context}",')
         return "\n".join(lines) + "\n"
 
 
-def _exposed(name: str, histogram: Histogram) -> list[str]:
-    lines, below = [f"# TYPE {name} histogram"], 0
+def _exposed(name: str, histogram: Histogram, labels: str = "") -> list[str]:
+    lines, below = [], 0
     for bound, count in zip(histogram.bounds, histogram.counts, strict=False):
         below += count
-        lines.append(f'{name}_bucket{{le="{bound:g}"}} {below}')
-    return [*lines, f'{name}_bucket{{le="+Inf"}} {histogram.total}', f"{name}_sum {histogram.sum:g}", f"{name}_count {histogram.total}"]
+        lines.append(f'{name}_bucket{{{labels}le="{bound:g}"}} {below}')
+    own = f"{{{labels[:-1]}}}" if labels else ""
+    last = f'{name}_bucket{{{labels}le="+Inf"}} {histogram.total}'
+    return [*lines, last, f"{name}_sum{own} {histogram.sum:g}", f"{name}_count{own} {histogram.total}"]
+
+
+def _rounded_up(size: int) -> int:
+    return 1 << max(0, size - 1).bit_length() if size > 0 else 0

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tapeout.runtime.replay import ReplayPlan
+from tapeout.runtime.replay import Mode, ReplayPlan
 from tapeout.runtime.request import Sequence as Branch
 
 Int32 = NDArray[np.int32]
@@ -53,6 +53,19 @@ class Piece(NamedTuple):
     yields: bool
     plan: ReplayPlan | None
 
+    @property
+    def kept_rows(self) -> int:
+        """Rows that the decoder half runs beside the encoder; 0 where it runs all, as then nothing tells the two apart."""
+        if self.plan is None or self.plan.rules.mode is not Mode.COMPACT:
+            return 0
+        return max(0, self.start + len(self.tokens) - max(self.plan.keep_from, self.start))
+
+    @property
+    def decoder_rows(self) -> int:
+        """Rows through the decoder half."""
+        is_compact = self.plan is not None and self.plan.rules.mode is Mode.COMPACT
+        return self.kept_rows if is_compact else len(self.tokens)
+
 
 @dataclass(frozen=True)
 class Draws:
@@ -65,7 +78,7 @@ class Draws:
 
 
 class Save(NamedTuple):
-    """Keep the window state of a slot that ends at `end`, after the rows of its piece."""
+    """Keep the window state of a slot that ends at `end`. `replaces` names an older state of the same sequence, which may go then."""
 
     slot: int
     epoch: int
@@ -73,6 +86,7 @@ class Save(NamedTuple):
     key: bytes
     lineage: int | None
     session: str
+    replaces: bytes | None = None
 
 
 class Restore(NamedTuple):
@@ -85,10 +99,11 @@ class Restore(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """What a device does, in this order: block copies, slot copies, block loads, restores, rows, saves.
+    """What a device does, in this order: early saves, block copies, slot copies, block loads, restores, rows, saves.
 
     `slots`, `epochs`, `widths` are [decode sequences], known ones first; `widths` are the most rows of each, 1 + drafts. `draft_total`: how
-    many drafts to verify in all, split by the device with the newest confidences; None verifies all that the widths allow.
+    many drafts to verify in all, split by the device with the newest confidences, mapped through `monotone` [drafts, bins] if that is given; None
+    verifies all that the widths allow. `drafts` [outputs]: tokens to draft behind each; None: whole blocks.
     """
 
     number: int
@@ -101,11 +116,14 @@ class Step:
     draft_total: int | None
     pieces: Sequence[Piece]
     draws: Draws
+    drafts: Int64 | None = None
+    monotone: NDArray[np.float64] | None = None
     block_copies: Sequence[tuple[int, int]] = ()
     slot_copies: Sequence[tuple[int, int]] = ()
     loads: Sequence[tuple[int, bytes]] = ()
     restores: Sequence[Restore] = ()
     saves: Sequence[Save] = ()
+    early_saves: Sequence[Save] = ()
 
     @property
     def outputs(self) -> int:
@@ -114,6 +132,10 @@ class Step:
     @property
     def prompt_rows(self) -> int:
         return sum(len(piece.tokens) for piece in self.pieces)
+
+    @property
+    def decoder_prompt_rows(self) -> int:
+        return sum(piece.decoder_rows for piece in self.pieces)
 
     @property
     def decode_rows(self) -> int:
@@ -128,7 +150,7 @@ class StepResult:
     """What a step gave: `counts` tokens of each output [outputs], flattened in `tokens` and `logprobs`; rows verified of each decode
     sequence in `widths` [decode sequences]; drafts behind each output and their confidences [outputs, block], if it drafts.
 
-    `saved` pairs with `Step.saves`. `failed` names slots whose rows came to nothing, with the reason.
+    `saved` pairs with `Step.early_saves`, then `Step.saves`. `failed` names slots whose rows came to nothing, with the reason.
     """
 
     counts: Int64

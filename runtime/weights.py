@@ -30,11 +30,12 @@ class TensorSource(Protocol):
 
 @dataclass(frozen=True)
 class BoundWeights:
-    """Operand parts as arrays, by (operand, part), and how many bytes are mapped and packed."""
+    """Operand parts as arrays, by (operand, part), and how many bytes are mapped and packed. `stamp` tells the files from edited ones."""
 
     parts: Mapping[tuple[str, str], Array]
     mapped_bytes: int
     packed_bytes: int
+    stamp: str = ""
 
 
 def bind_weights(

@@ -102,6 +102,14 @@ class CpuDevice:
     def download(self, region: Region, size: int) -> None:
         """Nothing: the memory is shared."""
 
+    def read(self, address: int, size: int) -> bytes:
+        """Bytes of a region."""
+        return ctypes.string_at(address, size)
+
+    def write(self, address: int, data: bytes) -> None:
+        """Bytes into a region."""
+        ctypes.memmove(address, data, len(data))
+
     def run(self, table: LaunchTable, *, alone: bool = False) -> None:
         """Executes a table and returns when the last worker is through; `alone` keeps it on the calling thread, with the same bits.
 

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tapeout.runtime.errors import StepLost
-from tapeout.runtime.planner import split, survival
 from tapeout.runtime.replay import ReplayRules, chunk_rows
 from tapeout.runtime.step import Piece, Step, StepResult
+from tapeout.runtime.verify import verified_widths
 
 _MASK = 2**64 - 1
 _EMPTY = -(2**31)
@@ -34,7 +34,8 @@ class Clock:
 
 @dataclass(frozen=True)
 class NullModel:
-    """What the device answers. `accepted` is the chance that a drafted token is the sequence's own; `ms` gives a step's time from decode
+    """What the device answers. `accepted` is the chance that a drafted token is the sequence's own, `confidence` what is said of one that is or
+    is not (None: more than that chance, or less); `ms` gives a step's time from decode
     rows and prompt rows; `fails` names slots of a step whose rows come to nothing, `loses` steps that are lost whole."""
 
     vocabulary: int = 97
@@ -43,6 +44,7 @@ class NullModel:
     ms: Callable[[int, int], float] = lambda decode, prompt: 1.0 + 0.01 * decode + 0.02 * prompt
     fails: Callable[[Step], Mapping[int, str]] = lambda step: {}
     loses: Callable[[Step], bool] = lambda step: False
+    confidence: Callable[[bool], float] | None = None
 
 
 class Prepared(NamedTuple):
@@ -83,6 +85,7 @@ class NullDevice:
     def execute(self, prepared: Prepared) -> StepResult:
         """Runs a step. Raises StepLost by script, RuntimeError where the scheduler broke a rule."""
         step, self._tables = prepared
+        early = [self._window(save.slot, save.end, is_checked=False) for save in step.early_saves]
         self._before(step)
         if self.model.loses(step):
             self._broken |= {*zip(step.slots.tolist(), step.epochs.tolist(), strict=True), *((p.slot, p.epoch) for p in step.pieces)}
@@ -99,10 +102,13 @@ class NullDevice:
                 answers.append([self._next(piece.slot, int(self._length[piece.slot]))] if is_whole else [0])
         outputs = [*step.slots.tolist(), *(piece.slot for piece in step.pieces if piece.yields)]
         owners = [(s, e) for s, e, _ in decode] + [(p.slot, p.epoch) for p in step.pieces if p.yields]
-        for owner, answer in zip(owners, answers, strict=True):
+        lengths = [self.model.drafts] * len(owners) if step.drafts is None else step.drafts.tolist()
+        for owner, answer, length in zip(owners, answers, lengths, strict=True):
             if owner not in self._broken:
-                self._settle(owner[0], answer)
-        saved = [b"" if (save.slot, save.epoch) in self._broken else self._window(save.slot, save.end) for save in step.saves]
+                self._settle(owner[0], answer, length)
+        saved = early + [b"" if (save.slot, save.epoch) in self._broken else self._window(save.slot, save.end) for save in step.saves]
+        if not len(step.slots) and not step.pieces:
+            return self._result(step, widths, outputs, answers, saved, 0.0)
         self.steps += 1
         ms = self.model.ms(int(widths.sum()), step.prompt_rows)
         if self.clock is not None:
@@ -143,12 +149,7 @@ class NullDevice:
 
     def _widths(self, step: Step) -> NDArray[np.int64]:
         """Rows of each decode sequence: all it may have, or the step's total split by the newest confidences."""
-        if step.draft_total is None or not len(step.slots):
-            return step.widths
-        rates = survival(self._confidences[step.slots])
-        rates = np.where(np.arange(self.model.drafts) < (step.widths - 1)[:, None], rates, -1.0)
-        total = min(step.draft_total, int((step.widths - 1).sum()))
-        return split(rates, total)
+        return verified_widths(step, self._confidences[step.slots])
 
     # -- rows
 
@@ -232,22 +233,28 @@ class NullDevice:
         """The token at position `length`."""
         return _token(_hashed(self._history(slot, min(length, self._limit))), int(self._seeds[slot]), length, self.model.vocabulary)
 
-    def _settle(self, slot: int, answer: list[int]) -> None:
-        """Remembers the newest token and drafts behind it."""
+    def _settle(self, slot: int, answer: list[int], drafts: int) -> None:
+        """Remembers the newest token and so many drafts behind it."""
         self._last[slot] = answer[-1]
         if not self.model.drafts:
             return
         length, seed = int(self._length[slot]), int(self._seeds[slot])
         state = _hashed(self._history(slot, min(length, self._limit)))
         token = answer[-1]
-        for k in range(self.model.drafts):
+        self._drafts[slot], self._confidences[slot] = _EMPTY, 0.0
+        for k in range(drafts):
             state = _extended(state, token, length + k)
             token = _token(state, seed, length + k + 1, self.model.vocabulary)
             luck = (_mix(state ^ 0xD1B54A32D192ED03) >> 11) / 2**53
             if luck >= self.model.accepted:
                 token = (token + 1) % self.model.vocabulary
             self._drafts[slot, k] = token
-            self._confidences[slot, k] = min(1.0, max(0.0, self.model.accepted + (0.25 if luck < self.model.accepted else -0.25)))
+            self._confidences[slot, k] = self._said(luck < self.model.accepted)
+
+    def _said(self, is_right: bool) -> float:
+        if self.model.confidence is not None:
+            return self.model.confidence(is_right)
+        return min(1.0, max(0.0, self.model.accepted + (0.25 if is_right else -0.25)))
 
     # -- rings
 
@@ -269,14 +276,18 @@ class NullDevice:
         if (entries[:, 0] != wanted).any() or (entries[:, 1] != tokens).any():
             raise RuntimeError(f"internal: slot {slot} reads a window before {position} that was not written for it")
 
-    def _window(self, slot: int, end: int) -> bytes:
-        """The encoder half's window that ends at `end`."""
+    def _window(self, slot: int, end: int, *, is_checked: bool = True) -> bytes:
+        """The encoder half's window that ends at `end`; of a slot that was given up its tokens cannot be checked any more."""
         if self.rules is None:
             return b""
-        self._check_window(0, slot, end)
+        if is_checked:
+            self._check_window(0, slot, end)
         ring = self._rings[0, slot]
-        first = max(end - self.rules.window, int(self._floors[0, slot]), 0)
-        return bytes(ring[np.arange(first, end) % len(ring)].tobytes())
+        wanted = np.arange(max(end - self.rules.window, int(self._floors[0, slot]), 0), end)
+        entries = ring[wanted % len(ring)]
+        if (entries[:, 0] != wanted).any():
+            raise RuntimeError(f"internal: slot {slot} no longer has the window that ends at {end}")
+        return bytes(entries.tobytes())
 
 
 # -- the model

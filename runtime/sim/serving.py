@@ -23,6 +23,7 @@ from tapeout.runtime.scheduler import Scheduler, SchedulerOptions
 from tapeout.runtime.sim.errors import ScenarioRefused
 
 VOCABULARY = 129_280
+MOST, MOST_MS = 2**31 - 1, 1e12  # of a count, and of a time: thirty years
 
 
 @dataclass(frozen=True)
@@ -93,12 +94,15 @@ def _arrival(line: str, where: str) -> Arrival:
     expected = "an object with at_ms, prompt_tokens, output_tokens, optionally group and shared_tokens"
     try:
         arrival = Arrival(**json.loads(line))
-        is_valid = arrival.at_ms >= 0 and arrival.prompt_tokens >= 1 and arrival.output_tokens >= 0
-        is_valid = is_valid and 0 <= arrival.shared_tokens <= arrival.prompt_tokens
     except (ValueError, TypeError, RecursionError):
         raise ScenarioRefused(where, line[:60], expected) from None
-    if not is_valid:
-        raise ScenarioRefused(where, line[:60], "times and shared tokens of at least 0, prompts of at least 1 token, no more shared than that")
+    numbers = (arrival.prompt_tokens, arrival.output_tokens, arrival.group, arrival.shared_tokens)
+    if type(arrival.at_ms) not in (int, float) or not 0 <= arrival.at_ms <= MOST_MS:
+        raise ScenarioRefused(f"{where}, at_ms", line[:60], f"milliseconds from 0 to {MOST_MS:.0f}")
+    if not all(type(number) is int and 0 <= number <= MOST for number in numbers):
+        raise ScenarioRefused(where, line[:60], f"whole numbers from 0 to {MOST}")
+    if not arrival.shared_tokens <= arrival.prompt_tokens or not arrival.prompt_tokens:
+        raise ScenarioRefused(where, line[:60], "prompts of at least 1 token, no more shared than that")
     return arrival
 
 

@@ -300,6 +300,15 @@ def published_targets(lines: Sequence[Line], sequences: int = 60) -> list[Target
     ]
 
 
+def small_batch_target(lines: Sequence[Line], below: int = 16) -> list[Target]:
+    """The least gain of our rule below 16 sequences: no loss beyond three standard errors; nothing if it was not simulated there."""
+    small = [line for line in lines if line.rule == "ours" and line.sequences < below]
+    if not small:
+        return []
+    worst = min(small, key=lambda line: line.gain_percent)
+    return [Target(f"least gain of ours below {below}, percent", "ours", "no loss", -3 * worst.standard_error - 0.01, 100.0, worst.gain_percent)]
+
+
 # -- reports
 
 

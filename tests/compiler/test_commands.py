@@ -21,7 +21,7 @@ from tests.end_to_end.conftest import SETTINGS, Model, model  # noqa: F401 (the 
 CONFIGS = Path(deepseek_v41.__file__).parent
 TINY, REAL = (str(CONFIGS / f"config-{name}.json") for name in ("tiny", "v4.1-flash"))
 SMALL = ["--max-rows", "16", "--max-sequences", "2", "--max-context", "256", "--block-tokens", "16"]
-COMMANDS = {"compile", "doctor", "inspect", "opt", "plan", "run", "sim", "cache"}
+COMMANDS = {"compile", "doctor", "finish", "inspect", "opt", "plan", "run", "sim", "cache"}
 NORM = """func.func @f(%x: tensor<?x64xbf16> {tapeout.extent = "rows"}, %w: tensor<64xbf16>) -> tensor<?x64xbf16> {
   %0 = nn.rms_norm(%x, %w) {epsilon = 0.5 : f64} : (tensor<?x64xbf16>, tensor<64xbf16>) -> tensor<?x64xbf16>
   return %0 : tensor<?x64xbf16>
@@ -298,12 +298,12 @@ def test_run(tapeout: Tapeout, model: Model, tmp_path: Path) -> None:  # noqa: F
     ("text", "sentence"),
     [
         ("", "no prompt: expected --prompt TEXT, --prompts FILE.jsonl or --token-ids FILE"),
-        ("{", "prompts.jsonl:1: not JSON"),
-        ("[]", "prompts.jsonl:1: expected an object with either `prompt` or `token_ids`"),
-        ('{"prompt": "a", "token_ids": [1]}', "prompts.jsonl:1: expected an object with either `prompt` or `token_ids`"),
-        ('{"prompt": "a", "temprature": 1}', "prompts.jsonl:1: unknown field temprature; expected id, prompt, token_ids, temperature"),
-        ('{"token_ids": [1.5]}', "prompts.jsonl:1: token_ids: found [1.5], expected a list of whole numbers"),
-        ('\n\n{"prompt": 3}', "prompts.jsonl:3: prompt: found int, expected text"),
+        ("{", "prompts.jsonl:1 - found no JSON"),
+        ("[]", "prompts.jsonl:1 - found list, expected an object with either `prompt` or `token_ids`"),
+        ('{"prompt": "a", "token_ids": [1]}', "prompts.jsonl:1 - found both, expected an object with either `prompt` or `token_ids`"),
+        ('{"prompt": "a", "temprature": 1}', 'prompts.jsonl:1 - found an unknown field "temprature", expected id, prompt, token_ids, temperature'),
+        ('{"token_ids": [1.5]}', "prompts.jsonl:1, token_ids - found [1.5], expected a list of whole numbers"),
+        ('\n\n{"prompt": 3}', "prompts.jsonl:3, prompt - found int, expected text"),
     ],
     ids=["none", "json", "list", "both", "unknown", "numbers", "line"],
 )
@@ -321,7 +321,7 @@ def test_run_refuses_files(tapeout: Tapeout, tmp_path: Path, model: Model) -> No
     assert str(tmp_path / "none") in tapeout.err
     (tmp_path / "ids.txt").write_text("1 two 3\n")
     assert tapeout("run", model.artifact, "--weights", model.weights, "--token-ids", tmp_path / "ids.txt") == 1
-    assert "ids.txt:1: found '1 two 3', expected token ids separated by spaces" in tapeout.err
+    assert "ids.txt:1 - found '1 two 3', expected token ids separated by spaces" in tapeout.err
 
 
 # -- opt

@@ -129,16 +129,80 @@ def test_json_stays_json(model: Model, capsys: pytest.CaptureFixture[str], tmp_p
     assert lines == [json.loads(out.read_text().splitlines()[-1])] and lines[0]["totals"]["requests"] == 1
 
 
-def test_what_the_engine_refuses_names_the_line(model: Model, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:  # noqa: F811
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[str, ...], int]]:
+    """What each engine still holds when it is closed: requests and blocks."""
+    held: list[tuple[tuple[str, ...], int]] = []
+    close = LLM.close
+
+    def closing(llm: LLM) -> None:
+        blocks = llm.engine.blocks
+        assert llm.engine.scheduler.roster.faults() == []
+        held.append((tuple(llm.engine.scheduler.roster.requests), blocks.count - 1 - blocks.free_blocks))
+        close(llm)
+
+    monkeypatch.setattr(LLM, "close", closing)
+    return held
+
+
+BAD_LINES: list[tuple[bytes, str]] = [
+    (b'{"token_ids": []}', "[Q101] a prompt is refused - {place} - found an empty prompt"),
+    (b'{"token_ids": [99999999]}', "[Q101] a prompt is refused - {place}, token 0 - "),
+    (b'{"prompt": "\\ud800"}', "[Q101] a prompt is refused - {place} - found '\\ud800', expected a string without lone surrogates"),
+    (b'{"prompt": "cut', "[Q101] a prompt is refused - {place} - found no JSON"),
+    (b'{"prompt": "\xff\xfe"}', "[Q101] a prompt is refused - {place} - found bytes that are not UTF-8"),
+    (b'{"prompt": "a", "top_p": 7}', "[P102] a sampling parameter is outside its range - SamplingParams.top_p of request {place} - found 7.0"),
+    (b'{"prompt": "a", "min_p": 0.5, "temperature": 1}', "[P104] the compiled sampler cannot do what "),
+    (b'{"prompt": "a", "spec": 3}', "[P104] the compiled sampler cannot do what a sampling parameter asks for - SamplingParams.spec "
+     "of request {place} - found 3 (int), expected auto or off, as this engine verifies no drafts (--spec) - "),
+]
+
+
+def test_what_is_refused_names_its_line_and_harms_no_other(
+    model: Model, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+) -> None:  # fmt: skip
     path = tmp_path / "prompts.jsonl"
-    for line, sentence in (
-        ('{"token_ids": []}', f"[Q101] a prompt is refused - {path}:2 - found an empty prompt"),
-        ('{"token_ids": [99999999]}', f"[Q101] a prompt is refused - {path}:2, token 0 - "),
-        ('{"prompt": "\\ud800"}', f"[Q101] a prompt is refused - {path}:2 - found '\\ud800', expected a string without lone surrogates"),
-    ):
-        path.write_text(f'{{"prompt": "fine"}}\n{line}\n')
-        lines, err = run(model, capsys, "--prompts", path, code=1)
-        assert lines == [] and sentence in err
+    good = b'{"prompt": "one"}'
+    path.write_bytes(good + b"\n")
+    (alone, _), _ = run(model, capsys, "--prompts", path, "--max-tokens", 3)
+    path.write_bytes(b"\n".join([*(line for line, _ in BAD_LINES), good]))
+    held = watched(monkeypatch)
+    lines, err = run(model, capsys, "--prompts", path, "--max-tokens", 3, code=1)
+    assert len(lines) == len(BAD_LINES) + 2 and lines[-1]["totals"]["failed"] == len(BAD_LINES)
+    assert lines[-2]["token_ids"] == alone["token_ids"] and lines[-2]["finish_reason"] == "length"
+    sentences = err.splitlines()
+    for i, (line, said, (_, expected)) in enumerate(zip(lines, sentences, BAD_LINES, strict=False)):
+        assert (line["id"], line["finish_reason"], line["token_ids"]) == (str(i), "error", [])
+        assert line["error"].startswith(expected.format(place=f"{path}:{i + 1}")) and said == f"tapeout: request {i}: {line['error']}"
+    assert len(sentences) == len(BAD_LINES) and held == [((), 0)]
+
+
+def test_a_prompt_of_ten_megabytes_is_refused_at_once(
+    model: Model, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+) -> None:  # fmt: skip
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"prompt": "many words " * 950_000}) + '\n{"prompt": "one"}\n')
+    held = watched(monkeypatch)
+    lines, err = run(model, capsys, "--prompts", path, "--max-tokens", 2, code=1)
+    assert [line.get("finish_reason") for line in lines] == ["prompt_length_exceeded", "length", None] and held == [((), 0)]
+    assert "request 0 ended with prompt_length_exceeded: found at least " in err and "expected at most 1024; shorten the prompt" in err
+    assert lines[0]["prompt_tokens"] < 100_000, "its beginning settles it: the rest is never cut into tokens"
+
+
+def test_all_answers_of_a_request_are_in_its_line(
+    model: Model, capsys: pytest.CaptureFixture[str], tmp_path: Path  # noqa: F811
+) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "one", "n": 3, "temperature": 30, "logprobs": true}\n{"prompt": "one"}\n')
+    lines, _ = run(model, capsys, "--prompts", path, "--max-tokens", 4, "--seed", 5)
+    several, single, totals = lines
+    assert [answer["index"] for answer in several["outputs"]] == [0, 1, 2] and "outputs" not in single
+    assert {k: v for k, v in several["outputs"][0].items() if k != "index"} == {k: several[k] for k in several["outputs"][0] if k != "index"}
+    assert len({tuple(answer["token_ids"]) for answer in several["outputs"]}) == 3
+    assert all(len(answer["logprobs"]) == len(answer["token_ids"]) == 4 for answer in several["outputs"]) and "logprobs" not in single
+    assert totals["totals"]["output_tokens"] == 3 * 4 + 4
+    assert set(single) >= {"timing", "spec", "cache", "seed"} and single["timing"]["total_ms"] >= single["timing"]["ttft_ms"] > 0
+    assert main(["run", str(model.artifact), "--weights", str(model.weights), "--prompts", str(path), "--max-tokens", "4", "--seed", "5"]) == 0
+    assert capsys.readouterr().out == "".join(f"one{a['text']}\n" for a in several["outputs"]) + f"one{single['text']}\n"
 
 
 def test_a_prompt_that_is_too_long_says_so(model: Model, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:  # noqa: F811
@@ -150,13 +214,30 @@ def test_a_prompt_that_is_too_long_says_so(model: Model, capsys: pytest.CaptureF
         f"tapeout: {path}:2: request 1 ended with prompt_length_exceeded: found 1025 prompt tokens, expected at most 1024; shorten the prompt, "
         "or compile with a larger --max-context\n"
     )
+    assert "request 1 - found 1025 tokens" in lines[1]["error"]
+    path.write_text('{"token_ids": [], "id": "none"}\n' + json.dumps({"token_ids": [5] * 200, "id": "long"}))
+    (tmp_path / "few.json").write_text('{"cache_blocks": 2}')
+    lines, err = run(model, capsys, "--prompts", path, "--settings", tmp_path / "few.json", code=1)
+    sentence = "found 200 prompt tokens, expected at most 16; shorten the prompt, or allow more cache_blocks"
+    assert err.splitlines()[1] == f"tapeout: {path}:2: request long ended with prompt_length_exceeded: {sentence}"
+    assert "request long - found 200 tokens, expected at most 16, the context - shorten the prompt" in lines[1]["error"], "its name is the user's"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_report_that_cannot_be_written_costs_no_tokens(model: Model, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:  # noqa: F811
+    out, common = tmp_path / "out.jsonl", ["--prompt", "a", "--max-tokens", 3, "--trace", "/dev/full", "--metrics", "/dev/full"]
+    lines, err = run(model, capsys, *common, code=1)
+    assert len(lines[0]["token_ids"]) == 3
+    assert [line.split(": found")[0] for line in err.splitlines()] == [f"tapeout: [C105] --{name} /dev/full" for name in ("trace", "metrics")]
+    run(model, capsys, *common, "--out", out, code=1)
+    assert json.loads(out.read_text().splitlines()[0])["token_ids"] == lines[0]["token_ids"]
 
 
 def ended(reason: str, tokens: int, error: str | None = None, **params: Any) -> list[str]:
     rest: Any = {"timing": None, "speculation": None, "drafts": ()}
     answer = CompletionOutput(0, "", (1,) * tokens, None, reason, None, error)
     output = RequestOutput("r", None, (1, 2), (answer,), 0, **rest)
-    return shortfalls(Run([output], 0.0, 0.0, 64), [Asked("r", [1, 2], SamplingParams(**params), "ids.txt:1")])
+    return shortfalls(Run([output], 0.0, 0.0, 64, 64), [Asked("r", [1, 2], SamplingParams(**params), "ids.txt:1")])
 
 
 def test_every_early_end_says_why() -> None:
@@ -174,3 +255,61 @@ def test_places_that_are_no_paths_are_refused() -> None:
         with pytest.raises(OptionRefused) as caught:
             LLM(*places)  # type: ignore[arg-type]
         assert sentence in str(caught.value) and "expected the path of a folder" in str(caught.value)
+
+
+# -- mechanisms and what is written about them
+
+
+def test_speculation_changes_no_token_and_says_what_it_did(model: Model, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:  # noqa: F811
+    asked = ["--prompt", "Once upon a time", "--prompt", "two", "--max-tokens", 40]
+    plain, _ = run(model, capsys, *asked)
+    assert (plain[-1]["totals"]["verified_at"], plain[-1]["totals"]["accepted_length"]) == ([], 1.0)
+    for spec in ("auto", "2", "5"):
+        lines, _ = run(model, capsys, *asked, "--spec", spec, "--record", tmp_path / "steps.jsonl", "--metrics", tmp_path / "m.jsonl")
+        assert [line.get("token_ids") for line in lines] == [line.get("token_ids") for line in plain]
+        totals = lines[-1]["totals"]
+        most = 5 if spec == "auto" else int(spec)
+        assert len(totals["verified_at"]) == most and totals["verified_at"][0] > 0
+        assert sum(line["spec"]["verified"] for line in lines[:-1]) == sum(totals["verified_at"])
+        assert sum(line["spec"]["accepted"] for line in lines[:-1]) == sum(totals["accepted_at"])
+        steps = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+        assert steps and all(set(step) >= {"sequences", "confidences", "rows"} for step in steps)
+        metrics = json.loads((tmp_path / "m.jsonl").read_text().splitlines()[-1])
+        assert metrics["drafts_verified"] == sum(totals["verified_at"]) and "calibration_error_1" in metrics
+    assert main(["sim", "speculation", "--trace", str(tmp_path / "steps.jsonl"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["lines"], "what a run records, the simulator replays"
+
+
+def test_statistics_for_people(model: Model, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:  # noqa: F811
+    path = tmp_path / "prompts.jsonl"
+    shared = "the same beginning of every prompt, " * 3
+    path.write_text("".join(json.dumps({"prompt": shared + f"then number {i}"}) + "\n" for i in range(4)))
+    common = ["run", str(model.artifact), "--weights", str(model.weights), "--prompts", str(path), "--max-tokens", "6", "--workers", "1", "--stats"]
+    assert main([*common, "--spec", "3", "--replay", "compact", "--cache-dir", str(tmp_path / "kv")]) == 0
+    first = capsys.readouterr().out
+    assert "speculation: " in first and "drafts by their place in the block" in first and "replay: 88 of " in first, "22 rows of each prompt"
+    assert main([*common, "--replay", "compact", "--cache-dir", str(tmp_path / "kv")]) == 0
+    second = capsys.readouterr().out
+    assert "cache: " in second and " prompt tokens reused, " in second and "blocks read from the folder" in second and "speculation" not in second
+    answers = [[line for line in out.splitlines() if line.startswith("the same")] for out in (first, second)]
+    assert answers[0] == answers[1] and len(answers[0]) == 4
+    assert main(common) == 0
+    assert not {"speculation", "cache", "replay"} & {line.split(":")[0] for line in capsys.readouterr().out.splitlines()}
+
+
+def test_metrics_as_prometheus_text(model: Model, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:  # noqa: F811
+    run(model, capsys, "--prompt", "a", "--max-tokens", 3, "--metrics", tmp_path / "m.prom")
+    assert "tapeout_output_tokens_total 3\n" in (tmp_path / "m.prom").read_text()
+    run(model, capsys, "--prompt", "a", "--max-tokens", 250, "--metrics", tmp_path / "m.jsonl")
+    steps = [json.loads(line)["steps"] for line in (tmp_path / "m.jsonl").read_text().splitlines()]
+    assert steps == [100, 200, 250], "a line every hundred steps, and one at the end"
+    assert main(["run", str(model.artifact), "--weights", str(model.weights), "--prompt", "a", "--metrics", str(tmp_path)]) == 1
+    assert f"[C105] --metrics {tmp_path}: found a folder" in capsys.readouterr().err
+
+
+def test_engine_options_are_refused_in_a_sentence(model: Model, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:  # noqa: F811
+    (tmp_path / "file").touch()
+    for options, sentence in ((["--replay", "compact", "--keep", "3"], "[Q105] an engine option is refused - ReplayRules.keep - found 3, "),
+                              (["--cache-dir", str(tmp_path / "file")], "[K101] the folder for stored cache entries cannot be used - ")):
+        assert main(["run", str(model.artifact), "--weights", str(model.weights), "--prompt", "a", *options]) == 1
+        assert sentence in capsys.readouterr().err

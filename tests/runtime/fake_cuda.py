@@ -1,11 +1,11 @@
 """A CUDA driver module for tests: its memory is host memory, its kernels are the toy library's, and it writes down what it is asked.
 
 Device addresses are those of arrays that only copies fill, so a value that was not copied is not there. Work on a stream that is captured
-is kept in the graph and done when the graph is launched. Arguments are read as the driver would read them.
+is kept in the graph and done when the graph is launched, as late steps first as the graph's edges allow. Arguments are read as the driver would.
 """
 
 import ctypes
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,10 @@ class CUstreamCaptureMode(Enum):
     CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1
 
 
+class CUstreamUpdateCaptureDependencies_flags(IntEnum):
+    CU_STREAM_SET_CAPTURE_DEPENDENCIES = 1
+
+
 OK = CUresult.CUDA_SUCCESS
 Step = tuple[str, tuple[Any, ...]]
 
@@ -50,6 +54,7 @@ class FakeDriver:
 
     CUresult, CUdevice_attribute, CUfunction_attribute = CUresult, CUdevice_attribute, CUfunction_attribute
     CUstream_flags, CUstreamCaptureMode = CUstream_flags, CUstreamCaptureMode
+    CUstreamUpdateCaptureDependencies_flags = CUstreamUpdateCaptureDependencies_flags
     CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_READ_ONLY, CU_MEMHOSTALLOC_DEVICEMAP = 2, 8, 2
 
     def __init__(self, library: ctypes.CDLL | None = None, *, capability: tuple[int, int] = (9, 0), version: int = 13000) -> None:
@@ -58,6 +63,8 @@ class FakeDriver:
         self.memory: dict[int, np.ndarray] = {}
         self.launched: list[tuple[str, tuple[int, ...], int, tuple[int, ...]]] = []
         self.capturing: list[Step] | None = None
+        self.line: list[int] = []
+        self.follows: list[list[int]] = []
         self.limit, self.devices, self.threads, self.maps = 1 << 40, 1, 1024, True
         self.unknown: set[str] = set()
         self.entries = 0
@@ -146,7 +153,7 @@ class FakeDriver:
 
     def _copy(self, to: int, start: int, size: int, stream: Any = None) -> Any:
         if self.capturing is not None:
-            self.capturing.append(("copy", (to, start, size)))
+            self._capture(("copy", (to, start, size)))
         else:
             ctypes.memmove(to, start, size)
         return (OK,)
@@ -156,7 +163,21 @@ class FakeDriver:
     # -- graphs
 
     def _cuStreamBeginCapture(self, stream: Any, mode: Any) -> Any:
-        self.capturing = []
+        self.capturing, self.line, self.follows = [], [], []
+        return (OK,)
+
+    def _capture(self, step: Step) -> None:
+        assert self.capturing is not None
+        self.follows.append(self.line)
+        self.capturing.append(step)
+        self.line = [len(self.follows) - 1]
+
+    def _cuStreamGetCaptureInfo(self, stream: Any) -> Any:
+        return OK, 1, 1, "graph", list(self.line), None, len(self.line)
+
+    def _cuStreamUpdateCaptureDependencies(self, stream: Any, nodes: list[int], data: Any, count: int, flags: int) -> Any:
+        assert (data, count, flags) == (None, len(nodes), 1)
+        self.line = list(nodes)
         return (OK,)
 
     def _cuStreamEndCapture(self, stream: Any) -> Any:
@@ -164,13 +185,18 @@ class FakeDriver:
         return OK, graph
 
     def _cuGraphInstantiate(self, graph: list[Step], flags: int) -> Any:
-        return OK, tuple(graph)
+        """The steps in the order in which they run: of those that may, the one that was captured last."""
+        done: list[int] = []
+        while len(done) < len(graph):
+            ready = [i for i in range(len(graph)) if i not in done and set(self.follows[i]) <= set(done)]
+            done.append(max(ready))
+        return OK, tuple(graph[i] for i in done)
 
     def _cuLaunchKernel(self, function: str, gx: int, gy: int, gz: int, threads: int, ty: int, tz: int, shared: int, *rest: Any) -> Any:
         stream, (values, kinds), extra = rest
         assert (ty, tz, extra, stream) == (1, 1, 0, "stream") and all(kind is ctypes.c_void_p for kind in kinds)
         assert self.capturing is not None and len(values) == len(kinds)
-        self.capturing.append(("launch", (function, (gx, gy, gz), threads, shared, tuple(values))))
+        self._capture(("launch", (function, (gx, gy, gz), threads, shared, tuple(values))))
         return (OK,)
 
     def _cuGraphLaunch(self, graph: tuple[Step, ...], stream: Any) -> Any:

@@ -77,7 +77,7 @@ def test_exhaustion_is_typed_and_exact() -> None:
     with pytest.raises(BlocksExhausted) as refused:
         blocks.reserve_all({0: 9, 2: 5})
     assert str(refused.value) == (
-        "[C101] there are not enough free cache blocks - slots 0, 2, up to 9 tokens - found a need of 5 blocks, "
+        "[B101] there are not enough free cache blocks - slots 0, 2, up to 9 tokens - found a need of 5 blocks, "
         "expected 4 free of 4, 24 tokens a sequence - wait for running requests, or give the engine more cache blocks"
     )
     assert blocks.free_blocks == 4 and blocks.held(0) == ()

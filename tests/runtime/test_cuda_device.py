@@ -6,6 +6,7 @@ The toy model runs through it from prompt to drafts; kernels see device addresse
 import ctypes
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,14 @@ import pytest
 from tapeout.runtime.artifact import (
     LIBRARY,
     ArtifactData,
-    Binary,
-    CpuLevel,
-    GpuLevel,
     Programs,
     load_artifact,
     manifest_identity,
     write_artifact,
 )
+from tapeout.runtime.artifact_kernels import Binary, CpuLevel, GpuLevel
 from tapeout.runtime.artifact_set import members, open_artifact, write_set
-from tapeout.runtime.device import Call, cuda
+from tapeout.runtime.device import Call, Readable, cuda
 from tapeout.runtime.device.cuda import CudaDevice, load_driver
 from tapeout.runtime.device.memory import address, zeroed
 from tapeout.runtime.engine import Engine, EngineOptions
@@ -45,6 +44,7 @@ from tapeout.runtime.errors import (
 )
 from tapeout.runtime.params import SamplingParams
 from tapeout.runtime.program import Draw, LoadedPrograms, StepRows
+from tapeout.runtime.reuse import CacheOptions
 from tapeout.runtime.weights import bind_weights
 from tests.runtime import toy as model
 from tests.runtime.fake_cuda import FakeDriver
@@ -197,6 +197,32 @@ def test_the_engine_runs_on_it(folder: Path, driver: FakeDriver, monkeypatch: py
     assert not driver.memory
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_windows_are_restored_and_shared(folder: Path, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch, asynchronous: bool) -> None:
+    """A prompt that goes on from a restored window, one whose three answers share it: tokens of the plain run, and fewer rows."""
+    monkeypatch.setattr(cuda, "load_driver", lambda module=None: cuda.Driver(driver))
+    artifact = load_artifact(folder, target="sm90")
+    options = EngineOptions(asynchronous=asynchronous, cache=CacheOptions())
+    engine = Engine(artifact, bind_weights(artifact.weights, model.tensors()), options)
+    counts = engine.statistics.counts
+    for prompt, answers in ((PROMPT * 3, 1), ([*PROMPT, *PROMPT, 8], 1), ([*PROMPT, *PROMPT, 8, 4, 9, 2], 3)):
+        before, name = counts.prompt_rows, engine.submit(prompt, SamplingParams(temperature=0, max_tokens=6, n=answers))
+        while engine.has_work:
+            engine.step()
+        result = engine.take(name)
+        assert [list(answer.token_ids) for answer in result.outputs] == [toy_answer(prompt, 6)] * answers
+    assert 0 < result.cache.hit_tokens == 18 + 2 - (counts.prompt_rows - before), "further answers run the last row of the prompt only"
+    engine.close()
+
+
+def test_memory_is_read_and_written_on_the_stream_of_the_kernels(folder: Path, driver: FakeDriver) -> None:
+    device = opened(folder, driver)
+    region = device.memory(64, "a state")
+    device.write(region.address + 3, b"\x07tapeout")
+    assert driver.names()[-2:] == ["cuMemcpyHtoDAsync", "cuStreamSynchronize"], "through before the next run"
+    assert isinstance(device, Readable) and device.read(region.address, 12) + device.read(region.address, 0) == b"\0\0\0\x07tapeout\0"
+
+
 # -- graphs, arguments, memory
 
 
@@ -220,6 +246,25 @@ def test_a_graph_copies_in_launches_in_order_and_copies_out(folder: Path, driver
     given.host[:36].view(np.int32)[:] = [1, 2, 3, 4, 10, 20, 30, 40, 2]
     device.run(table)
     assert read.host[:16].view(np.int32).tolist() == [11, 22, 0, 0]
+
+
+AFTER = [None, (1,), (), None, (), (1,), (2, 3)]
+"""Two programs: the second begins at call 3, behind calls 1 and 2."""
+
+
+def test_calls_follow_what_they_wait_for_and_nothing_else(tmp_path: Path, driver: FakeDriver) -> None:
+    folder = write_artifact(tmp_path / "a", *gpu_data(toy_shift={"scratch": 96}))
+    device = opened(folder, driver)
+    given, _ = device.memory(64, "in", "inputs"), device.memory(64, "out", "results")
+    add, shift = device.kernel("toy_add"), device.kernel("toy_shift")
+    calls = [Call(add, (given.address,), (i + 1, 1, 1), after) for i, after in enumerate(AFTER)]
+    device.table(calls)
+    copies_in, *nodes, copy_out = driver.follows
+    assert copies_in == [] and nodes == [[0], [1], [0], [2, 3], [2, 3], [5], [5, 4]] and sorted(copy_out) == [6, 7]
+    device.table([replace(call, kernel=shift if i in (1, 2, 5) else add) for i, call in enumerate(calls)], copies=False)
+    assert driver.follows == [[], [0], [1], [2], [2], [4, 2], [4, 3]], "those with scratch memory run one after the other"
+    device.table([replace(call, after=None) for call in calls])
+    assert driver.follows == [[], [0], [1], [2], [3], [4], [5], [6], [7]]
 
 
 def test_memory_is_zero_whatever_it_was(folder: Path, driver: FakeDriver) -> None:
@@ -395,6 +440,17 @@ EDITS = [
     (_set("kernels.0.abi", "buffers-worker-workers"), FieldsRefused, "expected none for abi"),
     (_set("kernels.0.binary.occupancy", 1.5), FieldsRefused, "occupancy"),
 ]
+
+
+def test_a_launch_that_waits_for_one_in_front_of_the_program_is_refused(tmp_path: Path) -> None:
+    data, files = gpu_data()
+    step = data.programs.programs["encoder"]
+    bucket = next(iter(step))
+    first, *rest = step[bucket].launches
+    wrong = step[bucket].model_copy(update={"launches": (first.model_copy(update={"after": (1,)}), *rest)})
+    programs = Programs(programs={**data.programs.programs, "encoder": {**step, bucket: wrong}})
+    with pytest.raises(ProgramsInconsistent, match=r"launches\[0\].after - found \[1\], expected distances to the 0 launches in front"):
+        load_artifact(write_artifact(tmp_path / "a", ArtifactData(data.manifest, programs, data.weights, {}), files), target="sm90")
 
 
 def test_a_launch_without_a_grid_is_refused(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_messages_have_one_shape() -> None:
     error = errors.TensorMissing("here", "this", "that", remedy="do so")
     assert str(error) == "[W101] the checkpoint lacks a tensor that a kernel reads - here - found this, expected that - do so"
     assert (error.where, error.found, error.expected, error.advice) == ("here", "this", "that", "do so")
-    assert str(errors.SlotBusy("slot 1")) == "[C102] the sequence slot is not free - slot 1 - use another slot, or end its request first"
+    assert str(errors.SlotBusy("slot 1")) == "[B102] the sequence slot is not free - slot 1 - use another slot, or end its request first"
 
 
 def test_many_problems_are_counted() -> None:

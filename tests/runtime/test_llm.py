@@ -19,6 +19,8 @@ class Letters:
 
     bytes_of = (*(bytes([97 + i]) if i < 26 else b"" for i in range(35)), b"\xa9", b"\xc3")
 
+    token_bytes = bytes_of
+
     def encode(self, text: str) -> list[int]:
         return [0, *(ord(letter) - 97 for letter in text)]
 

@@ -122,7 +122,7 @@ OLD = {1: [[[0.8, 0.9]], [[0.1, 0.1]], [[1.0, 1.0]]], 2: [[[0.8, 0.9], [0.3, 0.2
 
 @pytest.mark.parametrize("rates", OLD[2])
 @pytest.mark.parametrize("rule", [by_peer, by_us])
-def test_a_lagged_total_is_lossless_for_sequences_together(rule, rates) -> None:
+def test_a9_a_lagged_total_is_lossless_for_sequences_together(rule, rates) -> None:
     """Two sequences compete for one total: each keeps its distribution, and they stay independent."""
     np.testing.assert_allclose(joint(PAIRS, rule(lagged(rates), PAIR_TIMES)), truth(PAIRS), rtol=0, atol=1e-14)
 
@@ -149,7 +149,7 @@ def first_token(strings: Floats) -> Floats:
     return strings.reshape(2, -1).sum(axis=1)
 
 
-def test_looking_ahead_is_biased_as_published() -> None:
+def test_a9_looking_ahead_is_biased_as_published() -> None:
     """(0.85, 0.15) instead of (0.7, 0.3): after token 0 the rates are 1.00, 0.90, 1.17, after token 1 they are 1.00, 0.90, 0.81."""
     np.testing.assert_allclose(first_token(joint([PUBLISHED], looking_ahead(TIMES))), [0.85, 0.15], rtol=0, atol=1e-12)
     np.testing.assert_allclose(first_token(PUBLISHED.truth), [0.7, 0.3], rtol=0, atol=1e-12)
@@ -189,7 +189,7 @@ DRAWS = [pytest.param(200_000, id="2e5"), pytest.param(10_000_000, id="1e7", mar
 
 
 @pytest.mark.parametrize("draws", DRAWS)
-def test_draws_follow_the_target_unless_the_planner_looks_ahead(draws) -> None:
+def test_a9_draws_follow_the_target_unless_the_planner_looks_ahead(draws) -> None:
     pair = PUBLISHED
     lossless = {
         "peer": by_peer(lagged([[0.8, 0.9]]), TIMES),

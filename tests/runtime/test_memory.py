@@ -1,5 +1,6 @@
-"""A4: memory under random events, all rules of docs/runtime.md 2.5 after each; state slots, snapshots and the disk tier."""
+"""A4: memory under random events, all rules of docs/runtime.md, 2.1, after each; state slots, snapshots and the disk tier."""
 
+import os
 import random
 from pathlib import Path
 
@@ -244,7 +245,7 @@ def test_the_disk_keeps_to_its_budget_and_to_its_files(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CacheFolderRefused, match=r"K101.*file - found (File exists|Not a directory)"):
+    with pytest.raises(CacheFolderRefused, match=r"K101.*file' - found (File exists|Not a directory)"):
         DiskTier(tmp_path / "file", 100)
 
 
@@ -257,3 +258,45 @@ def test_a_full_disk_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Path, "open", full)
     disk.put("block", key(1), b"x", None)
     assert disk.failed == 1 and not disk.has("block", key(1)) and list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    disk = DiskTier(tmp_path / "kv", 10_000)
+    disk.put("block", key(1), b"x", None)
+    (tmp_path / "kv" / f"block-{key(1).hex()}{SUFFIX}").unlink()
+    (tmp_path / "kv").rmdir()
+    (tmp_path / "kv").write_text("a file in its place")
+    disk.put("block", key(2), b"x", None)
+    assert disk.failed == 1 and disk.get("block", key(1)) is None and disk.damaged == 1
+
+
+def test_an_entry_that_another_process_removes_meanwhile_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes share a folder: one lists it while the other makes room."""
+    first = DiskTier(tmp_path, 10_000)
+    for i in range(3):
+        first.put("block", key(i), b"x", None)
+    own, gone = Path.iterdir, tmp_path / f"block-{key(1).hex()}{SUFFIX}"
+
+    def listed(folder: Path) -> list[Path]:
+        found = list(own(folder))
+        gone.unlink()
+        return found
+
+    monkeypatch.setattr(Path, "iterdir", listed)
+    assert len(DiskTier(tmp_path, 10_000)) == 2
+
+
+def test_what_a_killed_process_left_half_written_is_removed_once_it_is_old(tmp_path: Path) -> None:
+    old, new, other = (tmp_path / name for name in (f".block-{'a' * 32}{SUFFIX}.17.partial", f".block-{'b' * 32}{SUFFIX}.18.partial", ".x.1.partial"))
+    for file in (old, new, other):
+        file.write_bytes(b"half")
+    for file in (old, other):
+        os.utime(file, (1e9, 1e9))
+    DiskTier(tmp_path, 10_000)
+    assert [file.exists() for file in (old, new, other)] == [False, True, True]
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"])
+def test_what_is_no_path_is_refused_as_a_folder(name: str) -> None:
+    with pytest.raises(CacheFolderRefused, match="K101"):
+        DiskTier(name, 100)

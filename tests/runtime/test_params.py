@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tapeout.runtime.errors import ParameterError, ParameterRange, ParameterType, ParameterUnknown
-from tapeout.runtime.params import MOST_INT, SAMPLER_FIELDS, SamplingParams, request_seed, unmet
+from tapeout.runtime.params import MOST_BRANCHES, MOST_INT, SAMPLER_FIELDS, SamplingParams, _mix, _unmix, branch_seed, request_seed, unmet
 
 NAN, INF = math.nan, math.inf
 BIAS = f"at most 1024 token ids from 0 to {MOST_INT}, each with a number from -10000 to 10000"
@@ -245,5 +245,14 @@ def test_parameters_are_values() -> None:
 def test_shared_seeds_give_each_request_its_own() -> None:
     seeds = [request_seed(7, i) for i in range(1000)]
     assert seeds[0] == 7 and len(set(seeds)) == 1000
-    assert request_seed(0, 1) == 0xE220A8397B1DCDAF, "the first output of splitmix64 seeded with 0"
+    assert branch_seed(0, 1) == 0xE220A8397B1DCDAF, "the first output of splitmix64 seeded with 0"
     assert request_seed(2**64 - 1, 3) < 2**64
+
+
+@pytest.mark.parametrize("seed", [0, 1, 7, 2**63, 2**64 - 1])
+def test_no_two_branches_of_a_call_share_a_seed(seed: int) -> None:
+    seeds = [branch_seed(request_seed(seed, i), j) for i in range(200) for j in range(MOST_BRANCHES)]
+    assert len(set(seeds)) == 200 * MOST_BRANCHES and all(0 <= one < 2**64 for one in seeds)
+    assert seeds[0] == seed and request_seed(seed, 1) == branch_seed(branch_seed(seed, MOST_BRANCHES - 1), 1), "one sequence, cut in pieces"
+    assert branch_seed(seed, 0) == request_seed(seed, 0) == seed
+    assert [_unmix(_mix(one)) for one in seeds[:99]] == seeds[:99] == [_mix(_unmix(one)) for one in seeds[:99]]

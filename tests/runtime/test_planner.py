@@ -86,17 +86,17 @@ def check_instances(seed, count):
     assert ties > count // 100 and count // 10 < fits < count
 
 
-def test_the_total_equals_brute_force() -> None:
+def test_a8_the_total_equals_brute_force() -> None:
     check_instances(0, 1000)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(1, 10))
-def test_the_total_equals_brute_force_on_all_instances(seed) -> None:
+def test_a8_the_total_equals_brute_force_on_all_instances(seed) -> None:
     check_instances(seed, 1000)
 
 
-def test_ties_go_to_the_first_sequence_and_the_fewest_rows() -> None:
+def test_a8_ties_go_to_the_first_sequence_and_the_fewest_rows() -> None:
     flat = np.array([4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0])
     halves = np.full((3, 2), 0.5)
     assert compat(halves, halves, flat).widths.tolist() == [3, 3, 3]

@@ -1,6 +1,7 @@
 """Replay plans: the conditions of docs/planning.md, replay, that need no model, shown on rings that remember which position wrote them."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -251,3 +252,23 @@ def test_keep_rows_fill_tiles() -> None:
 def test_what_is_refused(made) -> None:
     with pytest.raises(OptionRefused):
         made()
+
+
+def test_whole_snapshots_let_the_exact_mode_go_on() -> None:
+    rules = ReplayRules(Mode.EXACT, 0, window=16, backtrack=6, block=16, is_whole=True)
+    plan = replay_plan(100, 80, (16, 48, 96), rules)
+    assert (plan.first_row, plan.write_from, plan.restore_at, plan.lineage) == (48, 48, 48, None)
+    assert (plan.encoder_rows, plan.decoder_rows, plan.keep_from, plan.encoder_floor, plan.decoder_floor) == (52, 52, 0, 0, 0)
+    rows = chunk_rows(plan, 48, 52)
+    assert rows.writes_block.all() and int(rows.window_from[0]) == 33 and rows.output == 51, "windows reach behind the snapshot"
+    assert replay_plan(64, 64, (64,), rules).first_row == 0, "one token is always computed"
+    assert replay_plan(65, 64, (64,), rules).first_row == 64
+    assert replay_plan(100, 80, (), rules).first_row == 0 and replay_plan(100, 80, (48,), replace(rules, is_whole=False)).first_row == 0
+
+
+def test_without_replay_only_a_snapshot_makes_a_hit() -> None:
+    rules = ReplayRules(Mode.COMPACT, 22, window=16, backtrack=6, block=16, replays=False)
+    assert replay_plan(100, 96, (), rules).first_row == 0
+    plan = replay_plan(100, 96, (32, 64, 80), rules)
+    assert (plan.first_row, plan.write_from, plan.keep_from, plan.replayed_rows) == (64, 64, 78, 0), "80 would leave too few rows"
+    assert chunk_rows(plan, 64, 36).writes_block.all()

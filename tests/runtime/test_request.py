@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 
 from tapeout.runtime.params import SamplingParams
@@ -82,7 +83,8 @@ def test_a_result_reports_everything_once() -> None:
     done = sequence(2, [5, 6, 7], logprobs=True)
     done.logprobs, done.status, done.stop_reason = [-1.0, -2.0, -3.0], Status.STOPPED, 7
     done.started_s, done.first_token_s, done.finished_s, done.decode_steps = 1.001, 1.003, 1.25, 3
-    done.drafts = [Draft(3, (6, 7), (0.5, 0.25)), Draft(4, (7, 9), (1.0, 2.0)), Draft(5, (1, 2), (0.0, 0.0))]
+    tokens, chances = np.array([[6, 7], [7, 9], [1, 2]], np.int32), np.array([[0.5, 0.25], [1.0, 0.75], [0.0, 0.0]])
+    done.drafts = [(3, 0, 2, tokens, chances), (4, 1, 2, tokens, chances), (5, 2, 1, tokens, chances)]
     result = output_of([done], prompt="ab", text="xyz")
     (completion,) = result.outputs
     assert (completion.text, completion.token_ids, completion.logprobs) == ("xyz", (5, 6, 7), (-1.0, -2.0, -3.0))
@@ -91,7 +93,8 @@ def test_a_result_reports_everything_once() -> None:
     timing = result.timing
     assert [round(t, 6) for t in (timing.queue_ms, timing.ttft_ms or 0, timing.total_ms)] == [1.0, 3.0, 250.0]
     s = result.speculation
-    assert (s.steps, s.drafted, s.verified, s.accepted, s.foreseen) == (3, 6, 0, 0, 3)
+    assert (s.steps, s.drafted, s.verified, s.accepted, s.foreseen) == (3, 5, 0, 0, 3)
+    assert result.drafts == (Draft(3, (6, 7), (0.5, 0.25)), Draft(4, (7, 9), (1.0, 0.75)), Draft(5, (1,), (0.0,)))
 
 
 def test_a_request_that_never_ran_waited_all_its_time() -> None:

@@ -56,6 +56,13 @@ def test_recorded_arrivals(tmp_path: Path) -> None:
         '{"at_ms": -1, "prompt_tokens": 1, "output_tokens": 1}',
         '{"at_ms": "x", "prompt_tokens": 1, "output_tokens": 1}',
         '{"at_ms": 1, "prompt_tokens": 1, "output_tokens": 1, "shared_tokens": 2}',
+        '{"at_ms": 1e999, "prompt_tokens": 1, "output_tokens": 1}',
+        '{"at_ms": true, "prompt_tokens": 1, "output_tokens": 1}',
+        '{"at_ms": 1, "prompt_tokens": true, "output_tokens": 1}',
+        '{"at_ms": 1, "prompt_tokens": 1.5, "output_tokens": 1}',
+        '{"at_ms": 1, "prompt_tokens": 1, "output_tokens": 2147483648}',
+        '{"at_ms": 1, "prompt_tokens": 1, "output_tokens": 1, "group": 99999999999999999999}',
+        '{"at_ms": 1, "prompt_tokens": 1, "output_tokens": 1, "group": -1}',
     ],
 )
 def test_a_malformed_line_is_named(tmp_path: Path, line: str) -> None:

@@ -26,6 +26,7 @@ from tapeout.runtime.sim.speculation import (
     scenario_table,
     simulated,
     simulated_trace,
+    small_batch_target,
 )
 
 PUBLISHED = PRESETS["published"]
@@ -40,7 +41,7 @@ def shown(scenario, lines):
     return {(x.sequences, x.rule): x for x in lines}
 
 
-def test_the_published_figures() -> None:
+def test_a10_the_published_figures() -> None:
     scenario = replace(PUBLISHED, sequences=(60,), seeds=(0, 1, 2, 3))
     lines = simulated(scenario, ["fixed", "peer", "ours"])
     at = shown(scenario, lines)
@@ -60,6 +61,10 @@ def test_our_planner_loses_nothing_with_few_sequences(kept) -> None:
         line = at[n, "ours"]
         assert line.gain_percent >= -NOISE * line.standard_error - 0.01, line
         assert at[n, "shadow"].gain_percent >= -0.1
+    (target,) = small_batch_target(list(at.values()))
+    assert target.is_met and target.found == min(at[n, "ours"].gain_percent for n in scenario.sequences)
+    worse = [replace(line, gain_percent=-1.0) if line.sequences == 4 else line for line in at.values()]
+    assert not small_batch_target(worse)[0].is_met and small_batch_target([line for line in at.values() if line.rule == "peer"]) == []
     if kept == 0:
         assert all(at[n, "peer"].gain_percent < -0.3 for n in (2, 4, 8))  # the loss that ours avoids
 
@@ -240,7 +245,7 @@ def test_the_command_speaks_json_and_plots(capsys, tmp_path) -> None:
     out = tmp_path / "gain.svg"
     code, said = run(capsys, "--seeds", "2", "--steps", "60", "--sequences", "60", "--sequences", "4", "--out", str(out), "--json")
     data = json.loads(said.out)
-    assert code == 0 and data["scenario"]["seeds"] == [0, 1] and len(data["lines"]) == 8 and len(data["targets"]) == 5
+    assert code == 0 and data["scenario"]["seeds"] == [0, 1] and len(data["lines"]) == 8 and len(data["targets"]) == 6
     assert ET.parse(out).getroot().tag.endswith("svg")
     code, said = run(capsys, "--seeds", "1", "--steps", "30", "--sequences", "60")
     assert code == 0 and "published figures" in said.out and "ours" in said.out

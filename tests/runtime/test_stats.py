@@ -39,19 +39,23 @@ def test_the_json_line_is_one_line_with_everything() -> None:
     assert found["output_tokens"] == counts.output_tokens == 9 * 20 and found["requests_finished"] == {"length": 8} and found["running"] == 3
     assert found["acceptance"] == counts.drafts_accepted / counts.drafts_verified and 0 < found["idle_slot_share"] < 1
     assert found["ttft_ms_max"] >= found["ttft_ms_p50"] > 0 and set(found["busy_ms"]) <= {"decode", "prompt", "mixed"}
+    assert sum(by["steps"] for by in found["step_ms_by"]) == counts.steps and {by["rows"] & (by["rows"] - 1) for by in found["step_ms_by"]} == {0}
+    assert found["decoder_prompt_rows"] == s.device.decoder_prompt_rows > 0
     assert json.loads(Statistics().json_line())["verified_mean"] == 0.0, "an engine that did nothing has a line too"
 
 
 def test_prometheus_text_is_well_formed_and_adds_up() -> None:
     s = ran()
     text = s.scheduler.statistics.prometheus(blocks_free=7)
-    sample = re.compile(r'tapeout_[a-z_]+(\{(le|reason)="[^"]+"\})? -?[0-9.e+]+(Inf)?')
+    sample = re.compile(r'tapeout_[a-z_]+(\{((rows|context|le|reason|place)="[^"]+",?)+\})? -?[0-9.e+]+(Inf)?')
     for line in text.splitlines():
         assert line.startswith("# TYPE tapeout_") or sample.fullmatch(line), line
     assert "tapeout_submitted_total 8\n" in text and 'tapeout_requests_finished_total{reason="length"} 8\n' in text
     assert "# TYPE tapeout_blocks_free gauge\ntapeout_blocks_free 7\n" in text
     buckets = [int(count) for count in re.findall(r'tapeout_ttft_ms_bucket\{le="[^"]+"\} (\d+)', text)]
     assert buckets == sorted(buckets) and buckets[-1] == 9 and "tapeout_ttft_ms_count 9\n" in text
+    steps = [int(n) for n in re.findall(r'tapeout_step_ms_by_count\{rows="\d+",context="\d+"\} (\d+)', text)]
+    assert len(steps) > 3 and sum(steps) == s.scheduler.statistics.counts.steps
     assert len(re.findall("# TYPE (.+) ", text)) == len(set(re.findall("# TYPE (.+) ", text)))
 
 

@@ -1,0 +1,37 @@
+"""Floors as the issue words them: which kernels and row counts have one, and how a time is held against it."""
+
+from typing import Any
+
+import pytest
+
+from tests.bench.gpu_floors import floor_us, reached, summary
+
+TOPS = {"copy": 4e12, "matmul": 800e12}
+EMPTY = 1.0
+
+
+def kernel(family: str, **facts: Any) -> dict[str, Any]:
+    fp8 = "nn.linear([?, 64] f8E4M3FN*e8m0[1x32], [64, 64] f8E4M3FN*e8m0[32x32]) -> [?, 64] bf16"
+    return {"kernel": family, "family": family, "variant": fp8, "bytes": 24e6, "operations": 48e9, "cold_us": 100.0, **facts}
+
+
+@pytest.mark.parametrize(("family", "rows", "allowed"), [
+    ("linear", 4096, 48e9 / 480e12 * 1e6), ("linear", 64, 1 + 10.0), ("linear", 1, 11.0), ("linear", 512, None),
+    ("expert_linear", 64, 12.0), ("expert_linear", 1, None), ("attend", 256, 320.0), ("attend", 64, None),
+    ("rope", 4096, 24e6 / 2.8e12 * 1e6), ("rope", 64, None), ("draw", 4096, None),
+])  # fmt: skip
+def test_floors_are_those_of_the_issue(family: str, rows: int, allowed: float | None) -> None:
+    assert floor_us(kernel(family), rows, TOPS, EMPTY) == (None if allowed is None else pytest.approx(allowed))
+
+
+def test_products_of_other_numbers_have_no_floor() -> None:
+    assert floor_us(kernel("linear", variant="nn.linear([?, 64] bf16, [64, 64] bf16) -> [?, 64] bf16"), 4096, TOPS, EMPTY) is None
+    assert floor_us(kernel("linear"), 4096, {"copy": 4e12, "matmul": None}, EMPTY) is None
+
+
+def test_what_is_reached_and_what_is_not() -> None:
+    found = [kernel("linear", cold_us=t) for t in (5.5, 11.0, 22.0)] + [kernel("draw")]
+    for one in found:
+        one["floor"] = reached(one, 64, TOPS, EMPTY)
+    assert [one["floor"] for one in found] == [pytest.approx(2), pytest.approx(1), pytest.approx(0.5), None]
+    assert summary({"kernels": found}) == "floors: 2 of 3 kernels that have one reach it; not linear 50 %"
