@@ -9,7 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from tapeout.codegen import tile_builder as t
+from tapeout.codegen.ascend.lane_numbers import running_sum, sum_up_lanes
+from tapeout.codegen.ascend.loops_from_zero import start_at_zero
 from tapeout.codegen.ascend.lower_tile_memory import ROW_LOOP, is_access, lanes, lower_access
+from tapeout.codegen.ascend.pairs import split_pairs
 from tapeout.codegen.ascend.scalars import tiles_to_scalars
 from tapeout.codegen.tile_arithmetic import element
 from tapeout.dialects._mlir import arith, func, ir, scf, tensor
@@ -41,23 +44,30 @@ def emit(module: ir.Module) -> str:
     return text_of(lowered(module))
 
 
-def lowered(module: ir.Module) -> ir.Module:
-    """A copy of a kernel module on the tile contract."""
+def lowered(module: ir.Module, drops_nan: bool = False) -> ir.Module:
+    """A copy of a kernel module on the tile contract; `drops_nan` keeps maxima that drop a NaN (see `_use_single_instructions`)."""
     with module.context:
         copy = ir.Module.parse(module.operation.get_asm(print_generic_op_form=True))
-    lower_tile_to_hivm(copy)
+    lower_tile_to_hivm(copy, drops_nan)
     return copy
 
 
-def lower_tile_to_hivm(module: ir.Module) -> None:
+def lower_tile_to_hivm(module: ir.Module, drops_nan: bool = False) -> None:
     """Rewrites a kernel module in place; the grid function ends inside the kernel."""
     module.context.allow_unregistered_dialects = True
     with module.context, ir.Location.unknown():
         function = _contract_function(module)
         tiles_to_scalars(function.entry_block)
+        start_at_zero(function.operation, operations)
+        if not drops_nan:
+            _use_single_instructions(function.entry_block)
         _order_round_trips(function.operation)
+        if mix_mode(function.operation) == "aiv":
+            split_pairs(function.operation, operations)
         for op in list(operations(function.operation)):
             _lower(op)
+        sum_up_lanes(function.operation, operations)
+        _keep_roundings(function.operation)
         _erase_unused(function.operation)
         _mark(function)
 
@@ -131,7 +141,7 @@ def _instances(kernel: Any, buffers: list[Value], extents: list[Value], grid: li
     with ir.InsertionPoint(loop.body):
         number = loop.induction_variable
         plane = t.mul(extents[0], extents[1])
-        ids = [t.remainder(number, extents[0]), t.remainder(t.quotient(number, extents[0]), extents[1]), t.quotient(number, plane)]
+        ids = [t.remainder(number, extents[0]), t.remainder(t.quotient(number, extents[0]), extents[1]), t.quotient(number, plane), first]
         _moved(kernel, buffers, loop.body)
         scf.YieldOp([])
     for op in list(operations(loop.operation)):
@@ -149,8 +159,25 @@ def _mark(function: Any) -> None:
 
 
 def _erase_unused(function: Any) -> None:
+    """Erases what nobody reads: ops of plain dialects, and lane numbers."""
     for op in reversed(list(operations(function))):
-        if op.name in ("arith.constant", "tensor.empty", "arith.index_cast") and not any(list(v.uses) for v in op.results):
+        is_plain = op.name.startswith(("arith.", "tensor.", "math.", "linalg.")) or op.name == "hfusion.arange"
+        if is_plain and list(op.results) and not any(list(v.uses) for v in op.results):
+            op.erase()
+
+
+EXTREMA = {"arith.maxnumf": arith.MaximumFOp, "arith.minnumf": arith.MinimumFOp}
+
+
+def _use_single_instructions(block: Any) -> None:
+    """Maxima and minima that hand a NaN on are one instruction; those that drop it take nine, and part vector functions."""
+    for op in [op.operation for op in block.operations]:
+        for region in op.regions:
+            for inner in region.blocks:
+                _use_single_instructions(inner)
+        if op.name in EXTREMA:
+            with ir.InsertionPoint(op):
+                op.results[0].replace_all_uses_with(EXTREMA[op.name](*op.operands).result)
             op.erase()
 
 
@@ -163,10 +190,20 @@ BARRIER_FLAG = 15  # the compiler numbers its own flags from 0
 
 
 def round_trips(function: Any) -> set[Any]:
-    """Buffers that a kernel both writes and reads."""
+    """Buffers that a kernel both writes and reads, but for those that the cube alone reads: for it the compiler waits by itself."""
     found = list(operations(function))
-    read = {op.operands[number] for op in found for number in READS.get(op.name, ())}
+    read = {op.operands[number] for op in found for number in READS.get(op.name, ()) if not _is_factor(op)}
     return read & {op.operands[WRITES[op.name]] for op in found if op.name in WRITES}
+
+
+def _is_factor(op: Any) -> bool:
+    """Whether a load is multiplied and nothing else, as it is or turned."""
+    uses = [use.owner.operation for result in op.results for use in result.uses] if op.name == "tile.load" else []
+    return bool(uses) and all(
+        use.name in ("linalg.matmul", "tile.dot_scaled")
+        or (use.name == "linalg.transpose" and all(after.owner.operation.name == "linalg.matmul" for after in use.results[0].uses))
+        for use in uses
+    )
 
 
 def _order_round_trips(function: Any) -> None:
@@ -207,7 +244,7 @@ def _meet() -> None:
 
 
 def _lower(op: Any) -> None:
-    for hint in ("tile.exact", "tile.pick", "tile.join"):
+    for hint in ("tile.exact", "tile.pick", "tile.join", "tile.pack"):
         if hint in op.attributes:
             del op.attributes[hint]
     lower = lower_access if is_access(op) else _LOWER.get(op.name)
@@ -226,11 +263,33 @@ def _iota(op: Any) -> Value:
 
 
 def _dot_scaled(op: Any) -> Value:
-    """The block-scaled product where a step holds pairs of scale groups; else both sides decoded to bf16, which is exact."""
+    """The block-scaled product where a step holds pairs of scale groups; else both sides decoded to bf16, which is exact.
+
+    It always starts afresh: the device library's function takes no word for adding to sums, though the compiler leaves loops as if it did
+    (silent; found by the simulator). So a vector core adds the sums of several steps.
+    """
     a, sa, b, sb, acc = op.operands
     if t.shape_of(a)[1] % SCALED_STEP:
         return t.dot(_decoded(a, sa), t.transpose(_decoded(t.transpose(b), sb)), acc)
-    return ir.Operation.create("hfusion.matmul_mx", results=[op.results[0].type], operands=[a, b, sa, sb, acc]).result
+    start = acc if _is_zero(acc) else t.full(t.shape_of(acc), 0.0)
+    made = ir.Operation.create("hfusion.matmul_mx", results=[op.results[0].type], operands=[a, b, sa, sb, start]).result
+    return made if _is_zero(acc) else t.add(acc, made)
+
+
+def _is_zero(acc: Value) -> bool:
+    """Whether sums start here: a fill, or what a loop of one step carries."""
+    if not isinstance(acc.owner, ir.Block):
+        return acc.owner.name == "linalg.fill"
+    loop = acc.owner.owner
+    return loop.name == "scf.for" and _is_one_step(loop)
+
+
+def _is_one_step(loop: Any) -> bool:
+    bounds = [v.owner for v in list(loop.operands)[:3]]
+    if any(isinstance(b, ir.Block) or b.name != "arith.constant" for b in bounds):
+        return False
+    low, high, step = (ir.IntegerAttr(b.attributes["value"]).value for b in bounds)
+    return bool(low + step >= high)
 
 
 def _decoded(codes: Value, scales: Value) -> Value:
@@ -242,21 +301,32 @@ def _compress_store(op: Any) -> Value:
     view = op.opview
     n, i32 = t.shape_of(view.values)[0], element("i32")
     marks = t.cast(view.mask, "i32")
-    sums = ir.Operation.create("hfusion.cumsum", results=[marks.type], operands=[marks],
-                               attributes={"cum_dims": ir.DenseI64ArrayAttr.get([0]), "reverse": ir.BoolAttr.get(False)}).result
+    sums = running_sum(marks)
     places = t.add(t.sub(sums, 1), t.splat(view.at, [n]))
     kept = t.bit_and(view.mask, t.less(places, t.splat(view.limit, [n])))
     ir.Operation.create("hfusion.indirect_store", results=[], operands=[view.base, places, view.values, t.cast(kept, "i8")])
-    total = tensor.extract(t.reduce(t.cast(kept, "i32"), "add", 0), [])
+    total = tensor.extract(t.reduce(t.split_first(t.cast(kept, "i32"), n), "add", 1), [t.index(0)])
     return arith.index_cast(ir.IndexType.get(), total) if total.type == i32 else total
 
 
-def _widen(op: Any) -> Value | None:
-    """A widened value that was just rounded to e4m3: the compiler drops such a pair, and with it the rounding."""
-    source = op.operands[0].owner
-    if isinstance(source, ir.Block) or source.name != "arith.truncf" or t.kind_of(op.operands[0]) != "e4m3":
-        return None
-    return rounded_e4m3(source.operands[0])
+def _keep_roundings(function: Any) -> None:
+    """A widened value that was just rounded to e4m3, or in a mixed kernel to bf16: the compiler drops such a pair, and the rounding with it."""
+    is_mixed = mix_mode(function) == "mix"
+    for op in list(operations(function)):
+        source = op.operands[0].owner if op.name == "arith.extf" else None
+        if source is None or isinstance(source, ir.Block) or source.name != "arith.truncf" or not t.is_tile(op.operands[0]):
+            continue
+        by = {"e4m3": rounded_e4m3, **({"bf16": rounded_bf16} if is_mixed else {})}.get(t.kind_of(op.operands[0]))
+        if by is not None:
+            with ir.InsertionPoint(op):
+                op.results[0].replace_all_uses_with(by(source.operands[0]))
+
+
+def rounded_bf16(x: Value) -> Value:
+    """f32 numbers rounded to bf16 ones (nearest, ties to even) by integer arithmetic alone."""
+    bits = t.bitcast(x, "i32")
+    odd = t.bit_and(t.shr_unsigned(bits, 16), 1)
+    return t.bitcast(t.bit_and(t.add(t.add(bits, 0x7FFF), odd), -0x10000), "f32")
 
 
 def rounded_e4m3(x: Value) -> Value:
@@ -268,6 +338,13 @@ def rounded_e4m3(x: Value) -> Value:
     return t.select(t.less(t.absolute(x), 2.0**-6), t.sub(t.add(x, step), step), normal)
 
 
-_LOWER = {"arith.extf": _widen, "tile.iota": _iota, "tile.dot_scaled": _dot_scaled, "tile.compress_store": _compress_store}
+def _narrow(op: Any) -> Value | None:
+    """A value that was widened and is narrowed again is what it was; the compiler would convert it twice."""
+    source = op.operands[0].owner
+    is_same = not isinstance(source, ir.Block) and source.name == "arith.extf" and source.operands[0].type == op.results[0].type
+    return source.operands[0] if is_same else None
+
+
+_LOWER = {"arith.truncf": _narrow, "tile.iota": _iota, "tile.dot_scaled": _dot_scaled, "tile.compress_store": _compress_store}
 
 __all__ = ["CUBE_OPS", "PRODUCTS", "emit", "lower_tile_to_hivm", "mix_mode", "operations", "text_of"]

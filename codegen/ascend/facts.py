@@ -89,6 +89,16 @@ def _chip(name: str, cores: int) -> Chip:
 CHIPS: dict[str, Chip] = {name: _chip(name, cores) for cores, names in _BY_CORES.items() for name in names}
 
 
+TARGETS = {
+    "ascend950": DEFAULT_CHIP,
+    "ascend950-4": "Ascend950PR_950z",
+    "ascend950-8": "Ascend950DT_950x",
+    "ascend950-28": "Ascend950PR_9579",
+    "ascend950-36": "Ascend950DT_9592",
+}
+"""One chip for each number of cube cores, by the name of our target; `ascend950` is the one of 32."""
+
+
 def chip(name: str = DEFAULT_CHIP) -> Chip:
     """The chip of a `--target` name; raises `ChipError` with the nearest names."""
     if name not in CHIPS:

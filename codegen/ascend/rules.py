@@ -9,6 +9,7 @@ from typing import Any
 
 from tapeout.codegen.ascend.emit import LEAD, PRODUCTS, SCALED_STEP, TRAIL, mix_mode, operations
 from tapeout.codegen.ascend.facts import CORE
+from tapeout.codegen.ascend.lane_numbers import REGISTER_LANES, is_wide
 from tapeout.codegen.ascend.lower_tile_memory import ROW_LOOP
 from tapeout.dialects._mlir import ir
 
@@ -61,6 +62,54 @@ def scaled_products(function: Any) -> Iterator[str]:
             yield f"'hfusion.matmul_mx' steps by {op.operands[0].type.shape[1]} of K; scales are taken in pairs, so by multiples of {SCALED_STEP}"
 
 
+def products_alike(function: Any) -> Iterator[str]:
+    """Both sides of a block-scaled product hold one kind of number: the library has no other product, and bytes would be taken for e4m3."""
+    for op in operations(function):
+        kinds = [_element(v) for v in list(op.operands)[:2]] if op.name == "hfusion.matmul_mx" else []
+        if len(set(kinds)) > 1:
+            yield f"'hfusion.matmul_mx' multiplies {kinds[0]} with {kinds[1]}; decode one side, both must hold one kind of number"
+
+
+def slices(function: Any) -> Iterator[str]:
+    """A part of a loaded tile is stored and nothing else: bufferization ends by an assertion where vector code reads it."""
+    for op in operations(function):
+        is_part = op.name == "tensor.extract_slice" and _name(op.operands[0].owner) == "bufferization.to_tensor"
+        if is_part and any(use.owner.operation.name != "bufferization.materialize_in_destination" for use in op.results[0].uses):
+            yield "'tensor.extract_slice' of a loaded tile is computed with; load that part by itself"
+
+
+def mixed_kernels(function: Any) -> Iterator[str]:
+    """What only vector kernels may do: copies inside the unified buffer, lanes parted and joined."""
+    if mix_mode(function) != "mix":
+        return
+    for op in operations(function):
+        if op.name == "memref.copy" and not any(_is_global(v) for v in op.operands):
+            yield "'memref.copy' between local buffers of a mixed kernel; only vector kernels copy inside the unified buffer"
+        if op.name in ("hfusion.interleave", "hfusion.deinterleave"):
+            yield f"'{op.name}' in a mixed kernel undoes the division of rows between its vector cores; keep even columns before odd ones"
+
+
+def ranks(function: Any) -> Iterator[str]:
+    """No tile of rank 0: the compiler orders copies of such buffers by their addresses, and two compiles of one kernel differ."""
+    for op in operations(function):
+        if any(isinstance(v.type, ir.RankedTensorType) and v.type.rank == 0 for v in op.results):
+            yield f"'{op.name}' makes a tile of rank 0; take a tile of one number"
+
+
+def views(function: Any) -> Iterator[str]:
+    """A view walks over its buffer: the compiler refuses stride 0."""
+    for op in operations(function):
+        if op.name == "memref.reinterpret_cast" and 0 in list(ir.DenseI64ArrayAttr(op.attributes["static_strides"])):
+            yield "'memref.reinterpret_cast' has a stride of 0; copy the rows instead"
+
+
+def lane_numbers(function: Any) -> Iterator[str]:
+    """Lane numbers fit a register: fused into a loop that reduces, those of later registers are lost."""
+    for op in operations(function):
+        if is_wide(op):
+            yield f"'{op.name}' makes lane numbers of {op.results[0].type.shape[0]} columns, a register holds {REGISTER_LANES}; sum up ones instead"
+
+
 def accumulators(function: Any) -> Iterator[str]:
     """One product an accumulator: a second one in the same step sends the sums through the unified buffer."""
     for op in operations(function):
@@ -82,14 +131,18 @@ def row_loops(function: Any) -> Iterator[str]:
 
 
 def roundings(function: Any) -> Iterator[str]:
-    """No e4m3 value is widened where it was made: the compiler drops the pair, and the rounding with it."""
+    """No e4m3 value, and in a mixed kernel no bf16 one, is widened where it was made: the compiler drops the pair, and the rounding with it."""
+    dropped = {"f8E4M3FN": "e4m3", **({"bf16": "bf16"} if mix_mode(function) == "mix" else {})}
     for op in operations(function):
         source = op.operands[0].owner if op.name == "arith.extf" else None
-        if source is not None and _name(source) == "arith.truncf" and _element(op.operands[0]) == "f8E4M3FN":
-            yield "'arith.extf' widens what 'arith.truncf' just rounded to e4m3; round by arithmetic (emit.rounded_e4m3)"
+        if source is not None and _name(source) == "arith.truncf" and _element(op.operands[0]) in dropped:
+            kind = dropped[_element(op.operands[0]) or ""]
+            yield f"'arith.extf' widens what 'arith.truncf' just rounded to {kind}; round by arithmetic (emit.rounded_{kind})"
 
 
-RULES: tuple[Rule, ...] = (signature, elements, scaled_products, row_loops, roundings)
+RULES: tuple[Rule, ...] = (
+    signature, elements, ranks, views, scaled_products, products_alike, row_loops, slices, mixed_kernels, roundings, lane_numbers,
+)  # fmt: skip
 ADVICE: tuple[Rule, ...] = (accumulators,)
 """Rules whose breach costs time, not bits."""
 
@@ -107,6 +160,12 @@ def _root(view: Any) -> Any:
     while _name(view.owner) in ("memref.subview", "memref.cast"):
         view = view.owner.operands[0]
     return view
+
+
+def _is_global(view: Any) -> bool:
+    """Whether a view is of a buffer that the kernel takes."""
+    root = _root(view)
+    return isinstance(root.owner, ir.Block) or _name(root.owner) == "memref.reinterpret_cast"
 
 
 def _is_gathered(to_tensor: Any) -> bool:

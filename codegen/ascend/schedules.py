@@ -6,17 +6,20 @@ A row is accepted only after its kernel's memory, link and numbers were checked 
 
 from collections.abc import Mapping
 
+from tapeout.codegen.ascend.facts import CHIPS
 from tapeout.codegen.kernel import Request, Schedule, width
 from tapeout.codegen.row_values import columns_of
 from tapeout.codegen.schedule_rows import Row, chosen, confidence, divisor, moved
-from tapeout.dialects.types import Blocks, Tensor
+from tapeout.dialects.types import Tensor
 
 TILE_COLUMNS = 2048  # columns of a row-wise tile
 TILE_ELEMENTS = 2048  # elements of an f32 tile of a row-wise kernel: 8 KiB, some ten of them live
 MOVED_COLUMNS = 8192  # columns moved at once where nothing is computed
 PRODUCT_ROWS, PRODUCT_COLUMNS, PRODUCT_STEP = 128, 256, 64
+SCALED_STEP = 512  # of a block-scaled product: two of its tiles on each side fill three quarters of L1
 DECODED_COLUMNS = 128  # columns of a product whose weights a vector core decodes
 SCALE_GROUP = 32
+WORKERS = max(chip.cube_cores for chip in CHIPS.values())
 TABLE_ROWS: Schedule = {"block_rows": 64}
 
 
@@ -38,21 +41,26 @@ def _streams(request: Request) -> Schedule:
 
 
 def _linear(request: Request) -> Schedule:
-    """The cube's tiles: the step of K is two scale groups at least where both sides are block scaled."""
+    """The cube's tiles: steps of K are long where both sides are block scaled, as a vector core adds their sums."""
     weight, x = request.operands[1], request.operands[0]
     assert isinstance(weight, Tensor) and isinstance(x, Tensor)
     (n, k), groups = weight.sized(0), request["groups"]
     columns = n // groups
     decoded = weight.number.scaling is not None and x.number.scaling is None
     most = DECODED_COLUMNS if decoded else PRODUCT_COLUMNS
-    step = PRODUCT_STEP * (2 if x.number.scaling is not None else 1)
+    step = SCALED_STEP if x.number.scaling is not None else PRODUCT_STEP
     block_n = divisor(columns, most, 16)
     return {"block_m": PRODUCT_ROWS, "block_n": min(block_n, most, columns), "panel": 0,
             "block_k": divisor(k, step, SCALE_GROUP if weight.number.scaling is not None else 1)}
 
 
 def _expert_linear(request: Request) -> Schedule:
-    return {"block_m": 64, "block_n": divisor(width(request.results[0]), DECODED_COLUMNS, 16), "panel": 0}
+    """By staging: a weight tile of all K and these columns is unpacked once for all rows of its expert."""
+    weight = request.operands[1]
+    assert isinstance(weight, Tensor)
+    _, n, k = weight.sized(0)
+    return {"block_m": 32, "block_n": divisor(n, PRODUCT_COLUMNS, 32), "block_k": divisor(k, 8 * PRODUCT_STEP, 2 * SCALE_GROUP), "panel": 0,
+            "workers": WORKERS}
 
 
 def _rope(request: Request) -> Schedule:
@@ -61,11 +69,9 @@ def _rope(request: Request) -> Schedule:
 
 
 def _attend(request: Request) -> Schedule:
-    """Heads that share decoded keys, and keys a block: less of both where rows of FP4 are decoded in even and odd columns."""
+    """Heads of an instance, keys a block, and keys that a launch in front decodes at once."""
     settings = request.of("mla.attend") if request.op.startswith("nn.fused") else dict(request.attributes)
-    entries = request.operands[5] if len(request.operands) > 5 else None
-    packed = isinstance(entries, Blocks) and entries.entry.number.element == "f4E2M1FN"
-    return {"block_heads": divisor(settings["heads"], 4 if packed else 16), "block_keys": 16 if packed else 32}
+    return {"block_heads": divisor(settings["heads"], 32), "block_keys": 128, "decoded_keys": 32}
 
 
 SELECTION: Schedule = {"workspace_bytes": 256 << 20, "chunk": 4096, "block_keys": 32, "block_places": 512}

@@ -23,7 +23,7 @@ CONTRACT_FLAGS = ("--enable-hfusion-compile=true", "--enable-triton-kernel-compi
 LIBRARY_WORD = "${ASCENDNPUIR}/lib/"
 DUMP_POINT = "convert-vector-to-hivmave"
 PRODUCT = "module.hivm.opt.mlir"
-TIMEOUT_S = 120
+TIMEOUT_S = 600
 
 _STAND_IN = """#!/bin/sh
 # in place of the closed back end: keeps its command and its input
@@ -54,6 +54,10 @@ class PackageMissing(RuntimeError):
 
 class CompileError(RuntimeError):
     """A kernel that the Ascend compiler does not lower; the text says which, why, and what to change."""
+
+
+class CompileTimeout(CompileError):
+    """A kernel that was not lowered in time, which says nothing about the kernel where the machine is busy: no other way is tried for it."""
 
 
 class CompilerCrash(CompileError):
@@ -141,12 +145,14 @@ def _run(folder: Path, tools: Tools, flags: Sequence[str], name: str) -> "subpro
         (stand_in / BACKEND).write_text(_STAND_IN)
         (stand_in / BACKEND).chmod(0o755)
     first = stand_in if tools.backend is None else tools.backend.parent
-    command = [str(tools.driver), str(folder / "kernel.mlir"), *flags, f"--save-temps={folder / 'out'}", "-o", str(folder / "out" / "kernel.o"),
-               f"--mlir-print-ir-before={DUMP_POINT}", f"--mlir-print-ir-tree-dir={folder / 'dump'}", "--mlir-print-op-generic"]
+    command = [str(tools.driver), "kernel.mlir", *flags, "--save-temps=out", "-o", "out/kernel.o", f"--mlir-print-ir-before={DUMP_POINT}",
+               "--mlir-print-ir-tree-dir=dump", "--mlir-print-op-generic", "--mlir-disable-threading"]
     try:
-        return subprocess.run(command, env={"PATH": f"{first}:/usr/bin:/bin"}, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        return subprocess.run(
+            command, cwd=folder, env={"PATH": f"{first}:/usr/bin:/bin"}, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
     except subprocess.TimeoutExpired:
-        raise CompileError(f"kernel {name} was not lowered in {TIMEOUT_S} s; take smaller blocks in the schedule row") from None
+        raise CompileTimeout(f"kernel {name} was not lowered in {TIMEOUT_S} s; take smaller blocks in the schedule row") from None
     except OSError as error:
         raise CompileError(f"{tools.driver.name} cannot be started ({error.strerror}); reinstall {PACKAGE}=={VERSION}") from error
 

@@ -1,4 +1,4 @@
-"""Devices: memory, kernels and queues behind one small interface; `cpu` and `cuda` implement it, `program.py` uses it.
+"""Devices: memory, kernels and queues behind one small interface; `cpu`, `cuda`, `ascend` and `ascend_sim` implement it, `program.py` uses it.
 
 A device owns what it hands out until it is closed. Addresses are what kernels see; the host reaches a region only through `host`, and
 between runs only. No kernel's launch depends on a value that the device computed.
@@ -6,7 +6,7 @@ between runs only. No kernel's launch depends on a value that the device compute
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +30,16 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One kernel call: the device's number of the kernel, buffer addresses in order, instances by axis (None: the kernel finds its own)."""
+    """One kernel call: the device's number of the kernel, buffer addresses in order, instances by axis (None: the kernel finds its own).
+
+    `after` says how many calls back those lie that must be through before it; None: every call in front. With no distance at all it waits for
+    what the last call with None waited for.
+    """
 
     kernel: int
     buffers: tuple[int, ...]
     grid: Grid | None = None
+    after: tuple[int, ...] | None = None
 
 
 class Device(Protocol):
@@ -50,7 +55,7 @@ class Device(Protocol):
         """The address of a weight; `by_rows` marks a table of which a step reads few rows. The device may keep `array` alive or copy it."""
 
     def table(self, calls: Sequence[Call]) -> Any:
-        """Calls to be run in order, packed once. Every call may read what an earlier one wrote."""
+        """Calls to be run in order, or side by side where `after` allows it, packed once."""
 
     def run(self, table: Any, *, alone: bool = False) -> None:
         """Runs a table: regions for inputs as the host left them, regions for results on the host afterwards.
@@ -68,15 +73,37 @@ class Device(Protocol):
         """Gives everything back. May be called twice."""
 
 
-def open_device(artifact: "Artifact", workers: int | None = None, *, tables: Literal["host", "device"] = "host") -> Device:
+@runtime_checkable
+class Readable(Protocol):
+    """A device whose memory the host can read and write between runs: what caching, branches and snapshots need."""
+
+    def read(self, address: int, size: int) -> bytes:
+        """The bytes at an address of one of the device's regions, once all runs are done."""
+
+    def write(self, address: int, data: bytes) -> None:
+        """Puts bytes at an address of one of the device's regions, before the next run."""
+
+
+def open_device(
+    artifact: "Artifact", workers: int | None = None, *, tables: Literal["host", "device"] = "host", simulated: bool = False
+) -> Device:
     """The device that an artifact is compiled for, with its kernels loaded. Raises DeviceError.
 
     `workers` counts threads of a CPU. `tables` says where a GPU reads large tables: mapped from host memory, or copied to its own.
+    `simulated` takes the simulator in place of an NPU.
     """
     if artifact.target == "cpu":
         from tapeout.runtime.device.cpu import CpuDevice
 
         return CpuDevice(artifact.library, workers)
+    if artifact.manifest.npu is not None and simulated:
+        from tapeout.runtime.device.ascend_sim import AscendSimDevice
+
+        return AscendSimDevice(artifact)
+    if artifact.manifest.npu is not None:
+        from tapeout.runtime.device.ascend import AscendDevice
+
+        return AscendDevice(artifact)
     from tapeout.runtime.device.cuda import CudaDevice
 
     return CudaDevice(artifact, tables=tables)

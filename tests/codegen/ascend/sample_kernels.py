@@ -49,6 +49,17 @@ def largest_log() -> Any:
     return t.kernel("largest_log", {"x": "f32", "y": "f32", "count": "i32"}, body, lambda *b: [1])
 
 
+def numbered(rows: int = 16, n: int = 128) -> Any:
+    """y[r] = sum over the columns below count of column + x[r]: lane numbers in a loop that reduces."""
+
+    def body(x: Any, y: Any, count: Any) -> None:
+        inside = t.broadcast(t.less(t.iota(n), t.splat(t.scalar(count, 0), [n])), 0, rows)
+        columns = t.add(t.broadcast(t.iota(n), 0, rows), t.broadcast(t.View(x, [rows]).load([0], [rows]), 1, n))
+        t.View(y, [rows]).store([0], t.reduce(t.select(inside, columns, 0), "add", 1))
+
+    return t.kernel("numbered", {"x": "i32", "y": "i32", "count": "i32"}, body, lambda *b: [1])
+
+
 def handed_over(rows: int = 16, n: int = 32) -> Any:
     """y = a a^T through a workspace, row by row: a mixed kernel whose vector cores must meet."""
 

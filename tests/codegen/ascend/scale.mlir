@@ -18,56 +18,52 @@
     %14 = "arith.index_cast"(%arg5) : (i32) -> index
     "scf.for"(%13, %12, %14) ({
     ^bb0(%arg11: index):
-      %15 = "arith.muli"(%8, %9) <{overflowFlags = #arith.overflow<none>}> : (index, index) -> index
-      %16 = "arith.remui"(%arg11, %8) : (index, index) -> index
-      %17 = "arith.divui"(%arg11, %8) : (index, index) -> index
-      %18 = "arith.remui"(%17, %9) : (index, index) -> index
-      %19 = "arith.divui"(%arg11, %15) : (index, index) -> index
-      %20 = "arith.constant"() <{value = 0 : index}> : () -> index
-      %21 = "memref.reinterpret_cast"(%arg4, %20) <{operandSegmentSizes = array<i32: 1, 1, 0, 0>, static_offsets = array<i64: -9223372036854775808>, static_sizes = array<i64: 1>, static_strides = array<i64: 1>}> : (memref<?xi32>, index) -> memref<1xi32, strided<[1], offset: ?>>
-      %22 = "arith.constant"() <{value = 0 : index}> : () -> index
-      %23 = "memref.load"(%21, %22) : (memref<1xi32, strided<[1], offset: ?>>, index) -> i32
-      %24 = "arith.index_cast"(%23) : (i32) -> index
-      %25 = "arith.constant"() <{value = 4 : index}> : () -> index
-      %26 = "arith.muli"(%16, %25) <{overflowFlags = #arith.overflow<none>}> : (index, index) -> index
-      %27 = "arith.constant"() <{value = 0 : index}> : () -> index
-      %28 = "memref.alloc"() <{operandSegmentSizes = array<i32: 0, 0>}> : () -> memref<4x32xf32>
-      %29 = "arith.subi"(%24, %26) <{overflowFlags = #arith.overflow<none>}> : (index, index) -> index
+      %15 = "arith.remui"(%arg11, %8) : (index, index) -> index
+      %16 = "arith.constant"() <{value = 0 : index}> : () -> index
+      %17 = "memref.reinterpret_cast"(%arg4, %16) <{operandSegmentSizes = array<i32: 1, 1, 0, 0>, static_offsets = array<i64: -9223372036854775808>, static_sizes = array<i64: 1>, static_strides = array<i64: 1>}> : (memref<?xi32>, index) -> memref<1xi32, strided<[1], offset: ?>>
+      %18 = "arith.constant"() <{value = 0 : index}> : () -> index
+      %19 = "memref.load"(%17, %18) : (memref<1xi32, strided<[1], offset: ?>>, index) -> i32
+      %20 = "arith.index_cast"(%19) : (i32) -> index
+      %21 = "arith.constant"() <{value = 4 : index}> : () -> index
+      %22 = "arith.muli"(%15, %21) <{overflowFlags = #arith.overflow<none>}> : (index, index) -> index
+      %23 = "arith.constant"() <{value = 0 : index}> : () -> index
+      %24 = "memref.alloc"() <{operandSegmentSizes = array<i32: 0, 0>}> : () -> memref<4x32xf32>
+      %25 = "arith.subi"(%20, %22) <{overflowFlags = #arith.overflow<none>}> : (index, index) -> index
+      %26 = "arith.constant"() <{value = 0 : index}> : () -> index
+      %27 = "arith.maxsi"(%25, %26) : (index, index) -> index
+      %28 = "arith.constant"() <{value = 4 : index}> : () -> index
+      %29 = "arith.minsi"(%27, %28) : (index, index) -> index
       %30 = "arith.constant"() <{value = 0 : index}> : () -> index
-      %31 = "arith.maxsi"(%29, %30) : (index, index) -> index
-      %32 = "arith.constant"() <{value = 4 : index}> : () -> index
-      %33 = "arith.minsi"(%31, %32) : (index, index) -> index
-      %34 = "arith.constant"() <{value = 0 : index}> : () -> index
-      %35 = "arith.constant"() <{value = 32 : index}> : () -> index
-      %36 = "arith.muli"(%26, %35) <{overflowFlags = #arith.overflow<none>}> : (index, index) -> index
-      %37 = "arith.addi"(%34, %36) <{overflowFlags = #arith.overflow<none>}> : (index, index) -> index
-      %38 = "arith.constant"() <{value = 1 : index}> : () -> index
-      %39 = "arith.muli"(%27, %38) <{overflowFlags = #arith.overflow<none>}> : (index, index) -> index
-      %40 = "arith.addi"(%37, %39) <{overflowFlags = #arith.overflow<none>}> : (index, index) -> index
-      %41 = "memref.reinterpret_cast"(%arg2, %40) <{operandSegmentSizes = array<i32: 1, 1, 0, 0>, static_offsets = array<i64: -9223372036854775808>, static_sizes = array<i64: 4, 32>, static_strides = array<i64: 32, 1>}> : (memref<?xf32>, index) -> memref<4x32xf32, strided<[32, 1], offset: ?>>
-      %42 = "memref.subview"(%41, %33) <{operandSegmentSizes = array<i32: 1, 0, 1, 0>, static_offsets = array<i64: 0, 0>, static_sizes = array<i64: -9223372036854775808, 32>, static_strides = array<i64: 1, 1>}> : (memref<4x32xf32, strided<[32, 1], offset: ?>>, index) -> memref<?x32xf32, strided<[32, 1], offset: ?>>
-      %43 = "memref.subview"(%28, %33) <{operandSegmentSizes = array<i32: 1, 0, 1, 0>, static_offsets = array<i64: 0, 0>, static_sizes = array<i64: -9223372036854775808, 32>, static_strides = array<i64: 1, 1>}> : (memref<4x32xf32>, index) -> memref<?x32xf32, strided<[32, 1]>>
-      "memref.copy"(%42, %43) : (memref<?x32xf32, strided<[32, 1], offset: ?>>, memref<?x32xf32, strided<[32, 1]>>) -> ()
-      %44 = "bufferization.to_tensor"(%28) <{restrict, writable}> : (memref<4x32xf32>) -> tensor<4x32xf32>
-      %45 = "arith.constant"() <{value = dense<2.000000e+00> : tensor<4x32xf32>}> : () -> tensor<4x32xf32>
-      %46 = "arith.mulf"(%44, %45) <{fastmath = #arith.fastmath<none>}> : (tensor<4x32xf32>, tensor<4x32xf32>) -> tensor<4x32xf32>
-      %47 = "arith.constant"() <{value = 0 : index}> : () -> index
-      %48 = "arith.subi"(%24, %26) <{overflowFlags = #arith.overflow<none>}> : (index, index) -> index
+      %31 = "arith.constant"() <{value = 32 : index}> : () -> index
+      %32 = "arith.muli"(%22, %31) <{overflowFlags = #arith.overflow<none>}> : (index, index) -> index
+      %33 = "arith.addi"(%30, %32) <{overflowFlags = #arith.overflow<none>}> : (index, index) -> index
+      %34 = "arith.constant"() <{value = 1 : index}> : () -> index
+      %35 = "arith.muli"(%23, %34) <{overflowFlags = #arith.overflow<none>}> : (index, index) -> index
+      %36 = "arith.addi"(%33, %35) <{overflowFlags = #arith.overflow<none>}> : (index, index) -> index
+      %37 = "memref.reinterpret_cast"(%arg2, %36) <{operandSegmentSizes = array<i32: 1, 1, 0, 0>, static_offsets = array<i64: -9223372036854775808>, static_sizes = array<i64: 4, 32>, static_strides = array<i64: 32, 1>}> : (memref<?xf32>, index) -> memref<4x32xf32, strided<[32, 1], offset: ?>>
+      %38 = "memref.subview"(%37, %29) <{operandSegmentSizes = array<i32: 1, 0, 1, 0>, static_offsets = array<i64: 0, 0>, static_sizes = array<i64: -9223372036854775808, 32>, static_strides = array<i64: 1, 1>}> : (memref<4x32xf32, strided<[32, 1], offset: ?>>, index) -> memref<?x32xf32, strided<[32, 1], offset: ?>>
+      %39 = "memref.subview"(%24, %29) <{operandSegmentSizes = array<i32: 1, 0, 1, 0>, static_offsets = array<i64: 0, 0>, static_sizes = array<i64: -9223372036854775808, 32>, static_strides = array<i64: 1, 1>}> : (memref<4x32xf32>, index) -> memref<?x32xf32, strided<[32, 1]>>
+      "memref.copy"(%38, %39) : (memref<?x32xf32, strided<[32, 1], offset: ?>>, memref<?x32xf32, strided<[32, 1]>>) -> ()
+      %40 = "bufferization.to_tensor"(%24) <{restrict, writable}> : (memref<4x32xf32>) -> tensor<4x32xf32>
+      %41 = "arith.constant"() <{value = dense<2.000000e+00> : tensor<4x32xf32>}> : () -> tensor<4x32xf32>
+      %42 = "arith.mulf"(%40, %41) <{fastmath = #arith.fastmath<none>}> : (tensor<4x32xf32>, tensor<4x32xf32>) -> tensor<4x32xf32>
+      %43 = "arith.constant"() <{value = 0 : index}> : () -> index
+      %44 = "arith.subi"(%20, %22) <{overflowFlags = #arith.overflow<none>}> : (index, index) -> index
+      %45 = "arith.constant"() <{value = 0 : index}> : () -> index
+      %46 = "arith.maxsi"(%44, %45) : (index, index) -> index
+      %47 = "arith.constant"() <{value = 4 : index}> : () -> index
+      %48 = "arith.minsi"(%46, %47) : (index, index) -> index
       %49 = "arith.constant"() <{value = 0 : index}> : () -> index
-      %50 = "arith.maxsi"(%48, %49) : (index, index) -> index
-      %51 = "arith.constant"() <{value = 4 : index}> : () -> index
-      %52 = "arith.minsi"(%50, %51) : (index, index) -> index
-      %53 = "arith.constant"() <{value = 0 : index}> : () -> index
-      %54 = "arith.constant"() <{value = 32 : index}> : () -> index
-      %55 = "arith.muli"(%26, %54) <{overflowFlags = #arith.overflow<none>}> : (index, index) -> index
-      %56 = "arith.addi"(%53, %55) <{overflowFlags = #arith.overflow<none>}> : (index, index) -> index
-      %57 = "arith.constant"() <{value = 1 : index}> : () -> index
-      %58 = "arith.muli"(%47, %57) <{overflowFlags = #arith.overflow<none>}> : (index, index) -> index
-      %59 = "arith.addi"(%56, %58) <{overflowFlags = #arith.overflow<none>}> : (index, index) -> index
-      %60 = "memref.reinterpret_cast"(%arg3, %59) <{operandSegmentSizes = array<i32: 1, 1, 0, 0>, static_offsets = array<i64: -9223372036854775808>, static_sizes = array<i64: 4, 32>, static_strides = array<i64: 32, 1>}> : (memref<?xf32>, index) -> memref<4x32xf32, strided<[32, 1], offset: ?>>
-      %61 = "tensor.extract_slice"(%46, %52) <{operandSegmentSizes = array<i32: 1, 0, 1, 0>, static_offsets = array<i64: 0, 0>, static_sizes = array<i64: -9223372036854775808, 32>, static_strides = array<i64: 1, 1>}> : (tensor<4x32xf32>, index) -> tensor<?x32xf32>
-      %62 = "memref.subview"(%60, %52) <{operandSegmentSizes = array<i32: 1, 0, 1, 0>, static_offsets = array<i64: 0, 0>, static_sizes = array<i64: -9223372036854775808, 32>, static_strides = array<i64: 1, 1>}> : (memref<4x32xf32, strided<[32, 1], offset: ?>>, index) -> memref<?x32xf32, strided<[32, 1], offset: ?>>
-      "bufferization.materialize_in_destination"(%61, %62) <{writable}> : (tensor<?x32xf32>, memref<?x32xf32, strided<[32, 1], offset: ?>>) -> ()
+      %50 = "arith.constant"() <{value = 32 : index}> : () -> index
+      %51 = "arith.muli"(%22, %50) <{overflowFlags = #arith.overflow<none>}> : (index, index) -> index
+      %52 = "arith.addi"(%49, %51) <{overflowFlags = #arith.overflow<none>}> : (index, index) -> index
+      %53 = "arith.constant"() <{value = 1 : index}> : () -> index
+      %54 = "arith.muli"(%43, %53) <{overflowFlags = #arith.overflow<none>}> : (index, index) -> index
+      %55 = "arith.addi"(%52, %54) <{overflowFlags = #arith.overflow<none>}> : (index, index) -> index
+      %56 = "memref.reinterpret_cast"(%arg3, %55) <{operandSegmentSizes = array<i32: 1, 1, 0, 0>, static_offsets = array<i64: -9223372036854775808>, static_sizes = array<i64: 4, 32>, static_strides = array<i64: 32, 1>}> : (memref<?xf32>, index) -> memref<4x32xf32, strided<[32, 1], offset: ?>>
+      %57 = "tensor.extract_slice"(%42, %48) <{operandSegmentSizes = array<i32: 1, 0, 1, 0>, static_offsets = array<i64: 0, 0>, static_sizes = array<i64: -9223372036854775808, 32>, static_strides = array<i64: 1, 1>}> : (tensor<4x32xf32>, index) -> tensor<?x32xf32>
+      %58 = "memref.subview"(%56, %48) <{operandSegmentSizes = array<i32: 1, 0, 1, 0>, static_offsets = array<i64: 0, 0>, static_sizes = array<i64: -9223372036854775808, 32>, static_strides = array<i64: 1, 1>}> : (memref<4x32xf32, strided<[32, 1], offset: ?>>, index) -> memref<?x32xf32, strided<[32, 1], offset: ?>>
+      "bufferization.materialize_in_destination"(%57, %58) <{writable}> : (tensor<?x32xf32>, memref<?x32xf32, strided<[32, 1], offset: ?>>) -> ()
       "scf.yield"() : () -> ()
     }) : (index, index, index) -> ()
     "func.return"() : () -> ()

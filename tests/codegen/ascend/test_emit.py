@@ -46,12 +46,22 @@ def test_numbers_of_rank_0_become_scalars():
     """Carried by a loop, reduced, compared, passed through a function of math, stored: no tile of rank 0 is left, and values stay."""
     text = emit(sample_kernels.largest_log())
     assert not [line for line in text.splitlines() if '"scf.' in line and "tensor<f32>" in line]
-    assert '"arith.maxnumf"(' in text and "(f32, f32) -> f32" in text
+    assert '"arith.maximumf"(' in text and "(f32, f32) -> f32" in text
     for n in (1, 3):
         x = (np.arange(n * 64, dtype=np.float32) * 37 % 101 + 1).reshape(n, 64)
         y = np.zeros(1, np.float32)
         simulated(sample_kernels.largest_log(), {"x": x, "y": y, "count": np.array([n], np.int32)})
         np.testing.assert_allclose(y[0], np.log(x.max()), rtol=1e-6)
+
+
+@pytest.mark.parametrize("n", [64, 128, 133])
+def test_lane_numbers_of_several_registers(n):
+    """Fused into the loop that reduces, those of later registers were lost."""
+    x = np.arange(16, dtype=np.int32) * 5
+    for count in (3, n // 2 + 5, n):
+        y = np.zeros(16, np.int32)
+        simulated(sample_kernels.numbered(16, n), {"x": x, "y": y, "count": np.array([count], np.int32)})
+        np.testing.assert_array_equal(y, count * (count - 1) // 2 + count * x)
 
 
 def test_any_launch_size_and_row_count():

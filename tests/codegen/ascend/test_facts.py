@@ -3,6 +3,7 @@
 import pytest
 
 from tapeout.codegen.ascend.facts import CHIPS, CORE, ChipError, chip
+from tapeout.runtime.device.ascend_simulator import memory
 
 
 def test_every_target_name_has_its_cores():
@@ -22,3 +23,9 @@ def test_another_name_is_refused_with_the_nearest():
     with pytest.raises(ChipError) as caught:
         chip("Ascend950PR_9588")
     assert str(caught.value).startswith("no Ascend 950 chip is called 'Ascend950PR_9588'; expected one of 47 names, nearest: Ascend950")
+
+
+def test_the_simulator_holds_the_same_memories():
+    """The runtime imports nothing of codegen, so it states them once more."""
+    found = (memory.UNIFIED_BYTES, memory.L1_BYTES, memory.L0C_BYTES, memory.ALIGNMENT)
+    assert found == (CORE.unified_bytes, CORE.l1_bytes, CORE.l0c_bytes, CORE.unified_alignment)

@@ -99,3 +99,12 @@ def test_a_wrong_mode_and_signature():
     found = problems("", "aic", HEAD.replace("%lock: memref<?xi8>, ", ""))
     assert found[0].startswith("takes ['memref<?xi8>', 'memref<?xf32>'")
     assert found[1] == 'has mix_mode = "aic"; its ops ask for "aiv"'
+
+
+@pytest.mark.parametrize(("n", "is_sound"), [(64, True), (128, False)])
+def test_lane_numbers_of_several_registers(n, is_sound):
+    found = problems(f"""
+  %e = tensor.empty() : tensor<{n}xi32>
+  %l = "hfusion.arange"(%c0, %c1, %e) : (index, index, tensor<{n}xi32>) -> tensor<{n}xi32>
+""")
+    assert found == [] if is_sound else "lane numbers of 128 columns, a register holds 64" in found[0]

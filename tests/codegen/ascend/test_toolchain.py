@@ -86,5 +86,5 @@ def test_a_plan_that_overflows_is_a_sentence():
 def test_resources_of_a_product():
     used = build(sample_kernels.product(), tools()).resources
     assert used.mode == "aic"
-    assert used.memory == {"ub": 0, "cbuf": 16 * 64 * 2 + 64 * 32 * 2, "cc": 16 * 32 * 4}
+    assert used.memory == {"ub": 0, "cbuf": 2 * (16 * 64 * 2 + 64 * 32 * 2), "cc": 2 * 16 * 32 * 4}, "loads and sums are double-buffered"
     assert (used.pipes["M"], used.pipes["MTE2"], used.pipes["FIX"], used.vector_functions) == (1, 2, 1, 0)

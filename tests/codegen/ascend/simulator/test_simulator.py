@@ -4,8 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tapeout.codegen.ascend.simulator import SimulationError, Simulator
 from tapeout.codegen.ascend.toolchain import compile_kernel
+from tapeout.runtime.device.ascend_simulator import SimulationError, Simulator
 from tests.codegen.ascend.harness import tools
 from tests.codegen.ascend.sample_kernels import MX
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from tapeout.codegen.ascend.facts import CORE
-from tapeout.codegen.ascend.simulator.memory import Core, SimulationError, View, row_major
-from tapeout.codegen.ascend.simulator.program import CORE_SLOT, DYNAMIC, Env, Op, Run, meaning
+from tapeout.runtime.device.ascend_simulator.memory import ALIGNMENT, Core, SimulationError, View, row_major
+from tapeout.runtime.device.ascend_simulator.program import CORE_SLOT, Env, Op, Run, meaning
+from tapeout.runtime.device.ascend_simulator.text import DYNAMIC
 
 SCALE_GROUP = 32
 
@@ -34,15 +34,20 @@ def _core_number(op: Op) -> Run:
 @meaning("hivm.hir.pointer_cast")
 def _pointer(op: Op) -> Run:
     address, *rest = op.operands
-    (out,), kind = op.results, op.op.results[0]
-    extents, dtype = list(kind.type.shape), op.dtype(kind)
-    space = str(kind.type.memory_space).strip('"')
+    (out,), kind = op.results, op.node.result_kinds[0]
+    extents, dtype, space = list(kind.shape), op.result_dtype, kind.space
     dynamic = rest[len(rest) - extents.count(DYNAMIC) :] if DYNAMIC in extents else []
 
+    known: list[Any] = [None, None, None]  # of a fixed shape: core and address of the last time, and the buffer there
+
     def run(env: Env) -> None:
+        if not dynamic and known[0] is env[CORE_SLOT] and known[1] == env[address]:
+            env[out] = known[2]
+            return
         sizes = iter(dynamic)
         shape = [env[next(sizes)] if n == DYNAMIC else n for n in extents]
         env[out] = _placed(env[CORE_SLOT], space, env[address], dtype, shape)
+        known[:] = env[CORE_SLOT], env[address], env[out]
 
     return run
 
@@ -95,9 +100,9 @@ def _require_alignment(*views: View) -> None:
             continue
         size = view.dtype.itemsize
         starts = [view.offset, *(view.strides[axis] for axis in range(len(view.shape)) if view.shape[axis] > 1 and not _runs_on(view, axis))]
-        if any(n * size % CORE.unified_alignment for n in starts):
+        if any(n * size % ALIGNMENT for n in starts):
             raise SimulationError(f"a copy of {view.shape} {view.dtype} touches {view.space} at element {view.offset} with strides {view.strides}; "
-                                  f"rows there start at multiples of {CORE.unified_alignment} bytes")
+                                  f"rows there start at multiples of {ALIGNMENT} bytes")
 
 
 def _runs_on(view: View, axis: int) -> bool:
@@ -183,7 +188,7 @@ def _scales(blocks: Any) -> Any:
 
 
 def multiplied(a: Any, b: Any) -> Any:
-    """a b, each sum in one order whatever the number of rows, as the cube's is."""
+    """a b, each sum in one order wherever its row stands, as the cube's is (a BLAS rounds rows of a tile differently)."""
     return np.einsum("mk,kn->mn", a, b)
 
 
@@ -200,7 +205,7 @@ def _multiply(op: Op) -> Run:
     groups = op.segments()
     (a,), (b,), (starts,), (m,), (k,), (n,), (c,) = groups[:7]
     if any(groups[8:]):  # group 7 is seven numbers of flags
-        raise SimulationError(f"a product with a bias or a unit flag: {str(op.op)[:200]}")
+        raise SimulationError(f"a product with a bias or a unit flag: {op.node.attributes}")
     turned_a, turned_b = op.attribute("a_transpose") is not None, op.attribute("b_transpose") is not None
 
     def run(env: Env) -> None:
@@ -230,12 +235,15 @@ def _multiply_scaled(op: Op) -> Run:
     turned = op.attribute("b_transpose") is not None
 
     def run(env: Env) -> None:
+        if not env[starts]:
+            raise SimulationError("a block-scaled product adds to earlier sums; the function of the device library always starts afresh")
         left, right = plain(env[a].array()), plain(env[b].array())
         right = right.T if turned else right
         rows, inner, columns = env[m], env[k], env[n]
         _require_extents(left.shape, right.shape, (rows, inner, columns))
         groups = -(-inner // SCALE_GROUP)
-        by_row, by_column = (_scales(env[s].array())[:count, :groups].repeat(SCALE_GROUP, 1)[:, :inner] for s, count in ((sa, rows), (sb, columns)))
+        counts = ((sa, rows), (sb, columns))
+        by_row, by_column = (_scales(env[s].array())[:count, :groups].repeat(SCALE_GROUP, 1)[:, :inner] for s, count in counts)
         product = multiplied(left[:rows, :inner].astype(np.float32) * by_row, right[:inner, :columns].astype(np.float32) * by_column.T)
         _accumulate(env[c].array(), product, env[starts])
         env[CORE_SLOT].products += rows * inner * columns
@@ -248,7 +256,7 @@ def _fixed_pipe(op: Op) -> Run:
     source, target = op.operands[:2]
     dual, positive = op.word("dual_dst_mode"), "RELU" in op.word("pre_relu")
     if op.word("dma_mode") != "nz2nd":
-        raise SimulationError(f"the fixed pipe stores by {op.word('dma_mode') or 'no mode'}: {str(op.op)[:200]}")
+        raise SimulationError(f"the fixed pipe stores by {op.word('dma_mode') or 'no mode'}: {op.node.attributes}")
 
     def run(env: Env) -> None:
         view: View = env[target]

@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from tapeout.codegen.ascend.simulator.program import Env, Op, Run, meaning
-from tapeout.dialects._mlir import ir
+from tapeout.runtime.device.ascend_simulator import attributes
+from tapeout.runtime.device.ascend_simulator.memory import Linear
+from tapeout.runtime.device.ascend_simulator.program import Env, Op, Run, meaning
 
 UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
@@ -15,6 +16,8 @@ def wrapped(x: Any, dtype: Any) -> Any:
     """An integer result in `dtype`."""
     if isinstance(x, np.ndarray):
         return x.astype(dtype, copy=False)
+    if isinstance(x, Linear):  # an index of loops that run at once: far from where integers wrap
+        return x
     if dtype.kind == "b":
         return bool(int(x) & 1)
     bits = dtype.itemsize * 8
@@ -75,7 +78,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 
 
 def _binary(op: Op, function: Callable[[Any, Any], Any], finish: Callable[[Any, Any], Any], read: Callable[[Any, Any], Any]) -> Run:
-    (a, b), (out,), dtype = op.operands, op.results, op.dtype(op.op.results[0])
+    (a, b), (out,), dtype = op.operands, op.results, op.result_dtype
 
     def run(env: Env) -> None:
         env[out] = finish(function(read(env[a], dtype), read(env[b], dtype)), dtype)
@@ -104,7 +107,7 @@ def _floats(op: Op) -> Run:
 
 @meaning(*(f"math.{name}" for name in FUNCTIONS))
 def _function(op: Op) -> Run:
-    function, (x,), (out,), dtype = FUNCTIONS[op.name.split(".")[1]], op.operands, op.results, op.dtype(op.op.results[0])
+    function, (x,), (out,), dtype = FUNCTIONS[op.name.split(".")[1]], op.operands, op.results, op.result_dtype
 
     def run(env: Env) -> None:
         wide = env[x] if dtype.kind == "i" else np.asarray(env[x], np.float64 if dtype.itemsize == 8 else np.float32)
@@ -115,7 +118,7 @@ def _function(op: Op) -> Run:
 
 @meaning("math.fma")
 def _fused(op: Op) -> Run:
-    (a, b, c), (out,), dtype = op.operands, op.results, op.dtype(op.op.results[0])
+    (a, b, c), (out,), dtype = op.operands, op.results, op.result_dtype
 
     def run(env: Env) -> None:
         env[out] = rounded(np.asarray(env[a], np.float64) * env[b] + env[c], dtype)
@@ -134,28 +137,15 @@ def _constant(op: Op) -> Run:
 
 
 def _constant_value(op: Op) -> Any:
-    attribute, result = op.attribute("value"), op.op.results[0]
-    dtype = op.dtype(result)
-    if not op.is_vector(result):
-        return _number(attribute, dtype)
-    dense = ir.DenseElementsAttr(attribute)
-    shape = result.type.shape
-    if dense.is_splat:
-        return np.full(shape, _number(dense.get_splat_value(), dtype), np.int64 if dtype.kind in "iub" else np.float64).astype(dtype)
-    values = ir.DenseIntElementsAttr(attribute) if dtype.kind in "iub" else ir.DenseFPElementsAttr(attribute)
-    return np.array(list(values)).astype(dtype).reshape(shape)
-
-
-def _number(attribute: Any, dtype: Any) -> Any:
-    if dtype is not None and dtype.kind not in "iub":
-        return dtype.type(ir.FloatAttr(attribute).value)
-    text = str(attribute)
-    return text == "true" if text in ("true", "false") else int(ir.IntegerAttr(attribute).value)
+    text, dtype = op.attribute("value") or "", op.result_dtype
+    if op.node.result_kinds[0].form != "vector":
+        return attributes.number(text, dtype)
+    return attributes.dense(text, dtype, op.shape)
 
 
 @meaning("arith.index_cast", "arith.extsi", "arith.trunci")
 def _convert_signed(op: Op) -> Run:
-    (x,), (out,), dtype = op.operands, op.results, op.dtype(op.op.results[0])
+    (x,), (out,), dtype = op.operands, op.results, op.result_dtype
 
     def run(env: Env) -> None:
         env[out] = wrapped(env[x], dtype)
@@ -165,7 +155,7 @@ def _convert_signed(op: Op) -> Run:
 
 @meaning("arith.extui", "arith.index_castui")
 def _convert_unsigned(op: Op) -> Run:
-    (x,), (out,), source, dtype = op.operands, op.results, op.dtype(op.op.operands[0]), op.dtype(op.op.results[0])
+    (x,), (out,), source, dtype = op.operands, op.results, op.dtype(), op.result_dtype
 
     def run(env: Env) -> None:
         env[out] = wrapped(unsigned(env[x], source), dtype)
@@ -175,7 +165,7 @@ def _convert_unsigned(op: Op) -> Run:
 
 @meaning("arith.extf", "arith.truncf", "arith.sitofp")
 def _convert_float(op: Op) -> Run:
-    (x,), (out,), dtype = op.operands, op.results, op.dtype(op.op.results[0])
+    (x,), (out,), dtype = op.operands, op.results, op.result_dtype
 
     def run(env: Env) -> None:
         env[out] = rounded(env[x], dtype)
@@ -185,7 +175,7 @@ def _convert_float(op: Op) -> Run:
 
 @meaning("arith.uitofp")
 def _unsigned_to_float(op: Op) -> Run:
-    (x,), (out,), source, dtype = op.operands, op.results, op.dtype(op.op.operands[0]), op.dtype(op.op.results[0])
+    (x,), (out,), source, dtype = op.operands, op.results, op.dtype(), op.result_dtype
 
     def run(env: Env) -> None:
         env[out] = rounded(unsigned(env[x], source), dtype)
@@ -195,7 +185,7 @@ def _unsigned_to_float(op: Op) -> Run:
 
 @meaning("arith.fptosi")
 def _float_to_signed(op: Op) -> Run:
-    (x,), (out,), dtype = op.operands, op.results, op.dtype(op.op.results[0])
+    (x,), (out,), dtype = op.operands, op.results, op.result_dtype
 
     def run(env: Env) -> None:
         whole = np.trunc(np.asarray(env[x], np.float64))
@@ -218,7 +208,7 @@ def _negate(op: Op) -> Run:
 
 @meaning("arith.bitcast")
 def _bitcast(op: Op) -> Run:
-    (x,), (out,), source, dtype = op.operands, op.results, op.dtype(op.op.operands[0]), op.dtype(op.op.results[0])
+    (x,), (out,), source, dtype = op.operands, op.results, op.dtype(), op.result_dtype
 
     def run(env: Env) -> None:
         bits = np.ascontiguousarray(np.asarray(env[x], source)).view(dtype)
@@ -238,7 +228,7 @@ FLOAT_ORDERS = ("false", "oeq", "ogt", "oge", "olt", "ole", "one", "ord", "ueq",
 @meaning("arith.cmpi")
 def _compare_integers(op: Op) -> Run:
     word, (a, b), (out,) = INTEGER_ORDERS[op.integer("predicate") or 0], op.operands, op.results
-    order, dtype = ORDERS[word if word in ("eq", "ne") else word[1:]], op.dtype(op.op.operands[0])
+    order, dtype = ORDERS[word if word in ("eq", "ne") else word[1:]], op.dtype()
     read = unsigned if word[0] == "u" else _as_is
 
     def run(env: Env) -> None:

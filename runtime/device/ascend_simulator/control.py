@@ -6,13 +6,22 @@ from typing import Any
 
 import numpy as np
 
-from tapeout.codegen.ascend.simulator.memory import SimulationError, View, whole
-from tapeout.codegen.ascend.simulator.program import CORE_SLOT, DYNAMIC, DYNAMIC_STRIDE, Env, Op, Run, execute, integers_of, meaning
-from tapeout.dialects._mlir import ir
+from tapeout.runtime.device.ascend_simulator.attributes import groups
+from tapeout.runtime.device.ascend_simulator.batch import BatchedLoop, at_once, may_batch
+from tapeout.runtime.device.ascend_simulator.memory import SimulationError, View, whole
+from tapeout.runtime.device.ascend_simulator.program import CORE_SLOT, Env, Op, Run, execute, meaning
+from tapeout.runtime.device.ascend_simulator.text import DYNAMIC
 
 
 @meaning("scf.for")
 def _for(op: Op) -> Run:
+    if op.level and len(op.operands) == 3:  # inside a loop that runs at once, and was found to be independent with all of its loops
+        return at_once(op)
+    is_simple = op.scope.function.program.at_once and not op.level and may_batch(op.node)
+    return BatchedLoop(op, _one_by_one(op)) if is_simple else _one_by_one(op)
+
+
+def _one_by_one(op: Op) -> Run:
     low, high, step, *starts = op.operands
     (counter, *carried), code = op.block(0)
     results = op.results
@@ -73,8 +82,8 @@ def _yield(op: Op) -> Run:
 
 @meaning("func.call")
 def _call(op: Op) -> Run:
-    name = ir.FlatSymbolRefAttr(op.attribute("callee")).value
-    functions, operands, results = op.function.program.functions, op.operands, op.results
+    name = (op.attribute("callee") or "").removeprefix("@")
+    functions, operands, results = op.scope.function.program.functions, op.operands, op.results
 
     def run(env: Env) -> None:
         for slot, value in zip(results, functions[name].call([env[s] for s in operands], env[CORE_SLOT]), strict=True):
@@ -85,17 +94,34 @@ def _call(op: Op) -> Run:
 
 @meaning("builtin.unrealized_conversion_cast")
 def _conversion(op: Op) -> Run:
-    operands, results = op.operands, op.results
-    if not op.is_vector(op.op.results[0]):
-        return _copied(operands[0], results[0])
-    shapes = [tuple(v.type.shape) for v in op.op.results]
+    operands, results, kinds = op.operands, op.results, op.node.result_kinds
+    if kinds[0].form != "vector":
+        return _scalar_of(operands[0], results[0], op.rank())
+    ranks = [op.rank(number) for number in range(len(operands))]
 
     def run(env: Env) -> None:
         # Registers: inputs follow one another, results take them in order; what is left over falls away.
-        values, at = np.concatenate([np.asarray(env[s]).reshape(-1) for s in operands]), 0
-        for slot, shape in zip(results, shapes, strict=True):
-            size = int(np.prod(shape))
-            env[slot], at = values[at : at + size].reshape(shape), at + size
+        parts = []
+        for slot, rank in zip(operands, ranks, strict=True):
+            value = np.asarray(env[slot])
+            parts.append(value.reshape((*value.shape[: value.ndim - rank], -1)))
+        lead, at = np.broadcast_shapes(*(part.shape[:-1] for part in parts)), 0
+        values = parts[0] if len(parts) == 1 else np.concatenate([np.broadcast_to(part, (*lead, part.shape[-1])) for part in parts], -1)
+        for slot, kind in zip(results, kinds, strict=True):
+            size = int(np.prod(kind.shape))
+            env[slot], at = values[..., at : at + size].reshape(lead + kind.shape), at + size
+
+    return run
+
+
+def _scalar_of(source: int, target: int, rank: int) -> Run:
+    """The one number of a register, or a value as it is."""
+
+    def run(env: Env) -> None:
+        value = env[source]
+        if isinstance(value, np.ndarray) and rank:
+            value = value.reshape(value.shape[: value.ndim - rank])
+        env[target] = value
 
     return run
 
@@ -110,37 +136,9 @@ def _copied(source: int, target: int) -> Run:
 # ---- addresses ---------------------------------------------------------------------------------------------------------
 
 
-Affine = Callable[[list[int]], int]
-"""An affine expression as a function of dimensions and symbols in one list."""
-
-
-def affine(expression: Any, dims: int) -> Affine:
-    """The function behind an expression of a map with `dims` dimensions."""
-    if isinstance(expression, ir.AffineConstantExpr):
-        value = int(expression.value)
-        return lambda values: value
-    if isinstance(expression, ir.AffineDimExpr | ir.AffineSymbolExpr):
-        place = expression.position + (0 if isinstance(expression, ir.AffineDimExpr) else dims)
-        return lambda values: values[place]
-    combine = next((f for kind, f in _AFFINE if isinstance(expression, kind)), None)
-    if combine is None:
-        raise SimulationError(f"the simulator has no meaning for the affine expression {expression}")
-    left, right = affine(expression.lhs, dims), affine(expression.rhs, dims)
-    return lambda values: combine(left(values), right(values))
-
-
-_AFFINE: list[tuple[Any, Callable[[int, int], int]]] = [
-    (ir.AffineAddExpr, lambda a, b: a + b), (ir.AffineMulExpr, lambda a, b: a * b), (ir.AffineModExpr, lambda a, b: a % b),
-    (ir.AffineFloorDivExpr, lambda a, b: a // b), (ir.AffineCeilDivExpr, lambda a, b: -(-a // b)),
-]  # fmt: skip
-
-
 @meaning("affine.apply", "affine.min", "affine.max")
 def _affine(op: Op) -> Run:
-    name = "map" if op.attribute("map") is not None else "lowerBoundMap"
-    found = op.attribute(name).value
-    expressions = [affine(e, found.n_dims) for e in found.results]
-    operands, (out,) = op.operands, op.results
+    expressions, operands, (out,) = op.map("map", "lowerBoundMap").results, op.operands, op.results
     choose: Any = {"apply": lambda v: v[0], "min": min, "max": max}[op.name.split(".")[1]]
 
     def run(env: Env) -> None:
@@ -156,7 +154,7 @@ def _mixed(static: Sequence[int], slots: Sequence[int]) -> Callable[[Env], list[
     if not left:
         fixed = list(static)
         return lambda env: fixed
-    plan = [(True, left.pop(0)) if n in (DYNAMIC, DYNAMIC_STRIDE) else (False, n) for n in static]
+    plan = [(True, left.pop(0)) if n == DYNAMIC else (False, n) for n in static]
     return lambda env: [env[n] if runs else n for runs, n in plan]
 
 
@@ -166,21 +164,28 @@ def _subview(op: Op) -> Run:
     at, extents, strides = (_mixed(op.integers(f"static_{name}"), slots)
                             for name, slots in (("offsets", offsets), ("sizes", sizes), ("strides", steps)))
     (out,), kept = op.results, _kept_axes(op)
+    is_fixed = not (offsets or sizes or steps)
+    known: list[Any] = [None, None]  # of a fixed window: the view it was cut from last, and the window
 
     def run(env: Env) -> None:
         view: View = env[source]
+        if is_fixed and view is known[0]:
+            env[out] = known[1]
+            return
         offset = view.offset
         for a, s in zip(at(env), view.strides, strict=True):
             offset += a * s
         shape, stride = extents(env), [a * b for a, b in zip(strides(env), view.strides, strict=True)]
         env[out] = view.moved(offset, [shape[i] for i in kept], [stride[i] for i in kept])
+        if is_fixed:
+            known[:] = view, env[out]
 
     return run
 
 
 def _kept_axes(op: Op) -> list[int]:
     """Axes of a subview that its result type keeps: where the rank is lower, unit axes fell away."""
-    sizes, result = op.integers("static_sizes"), list(op.op.results[0].type.shape)
+    sizes, result = op.integers("static_sizes"), list(op.shape)
     kept: list[int] = []
     drop = len(sizes) - len(result)
     for axis, size in enumerate(sizes):
@@ -212,16 +217,16 @@ def _cast(op: Op) -> Run:
 
 
 def _groups(op: Op) -> list[list[int]]:
-    return [integers_of(ir.ArrayAttr(group)) for group in ir.ArrayAttr(op.attribute("reassociation"))]
+    return groups(op.attribute("reassociation") or "")
 
 
 @meaning("memref.collapse_shape")
 def _collapse(op: Op) -> Run:
-    (source,), (out,), groups = op.operands, op.results, _groups(op)
+    (source,), (out,), axes = op.operands, op.results, _groups(op)
 
     def run(env: Env) -> None:
         view: View = env[source]
-        merged = [_merged(view, group) for group in groups]
+        merged = [_merged(view, group) for group in axes]
         env[out] = view.moved(view.offset, [n for n, _ in merged], [s for _, s in merged])
 
     return run
@@ -238,13 +243,13 @@ def _merged(view: View, group: list[int]) -> tuple[int, int]:
 @meaning("memref.expand_shape")
 def _expand(op: Op) -> Run:
     source, *extents = op.operands
-    (out,), groups, shape = op.results, _groups(op), _mixed(op.integers("static_output_shape"), extents)
+    (out,), axes, shape = op.results, _groups(op), _mixed(op.integers("static_output_shape"), extents)
 
     def run(env: Env) -> None:
         view: View = env[source]
         sizes = shape(env)
         strides = [0] * len(sizes)
-        for axis, group in enumerate(groups):
+        for axis, group in enumerate(axes):
             stride = view.strides[axis]
             for inner in reversed(group):
                 strides[inner], stride = stride, stride * sizes[inner]
@@ -255,8 +260,8 @@ def _expand(op: Op) -> Run:
 
 @meaning("memref.alloca", "memref.alloc")
 def _alloca(op: Op) -> Run:
-    dynamic, (out,), kind = op.operands, op.results, op.op.results[0]
-    dtype, extents = op.dtype(kind), _mixed(list(kind.type.shape), dynamic)
+    dynamic, (out,), dtype = op.operands, op.results, op.result_dtype
+    extents = _mixed(list(op.shape), dynamic)
 
     def run(env: Env) -> None:
         shape = extents(env)

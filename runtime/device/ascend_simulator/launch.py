@@ -1,16 +1,16 @@
 """Launches: one AI core an instance, its cores as threads of which one runs at a time, in a fixed order, until it waits."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from tapeout.codegen.ascend.simulator import arithmetic, control, instructions, vectors
-from tapeout.codegen.ascend.simulator.memory import AiCore, Core, SimulationError, whole
-from tapeout.codegen.ascend.simulator.program import NUMPY, Function, Program
-from tapeout.dialects._mlir import ir
+from tapeout.runtime.device.ascend_simulator import arithmetic, control, instructions, vectors
+from tapeout.runtime.device.ascend_simulator.memory import AiCore, Core, SimulationError, whole
+from tapeout.runtime.device.ascend_simulator.program import NUMPY, Function, Program
+from tapeout.runtime.device.ascend_simulator.text import Kind
 
 MEANINGS = (arithmetic, control, instructions, vectors)
 LEAD, GRID = 2, 3
@@ -25,41 +25,49 @@ class Counts:
     products: int = 0
     moved_bytes: dict[str, int] = field(default_factory=dict)
 
-    def add(self, core: Core) -> None:
-        self.vector_operations += core.vector_operations
-        self.products += core.products
-        for path, count in core.moved_bytes.items():
+    def join(self, more: "Core | Counts") -> None:
+        """Adds what a core, or another launch, has executed."""
+        self.vector_operations += more.vector_operations
+        self.products += more.products
+        for path, count in more.moved_bytes.items():
             self.moved_bytes[path] = self.moved_bytes.get(path, 0) + count
 
 
 class Simulator:
-    """A lowered module, ready to launch; `text` is the compiler's dump right before vector code becomes intrinsics."""
+    """A lowered module, ready to launch; `text` is the compiler's dump right before vector code becomes intrinsics.
 
-    def __init__(self, text: str) -> None:
-        self.program = Program(text)
+    Without `at_once` the iterations of every loop run one after the other: slower, and the same bits.
+    """
+
+    def __init__(self, text: str, at_once: bool = True) -> None:
+        self.program, self.ai_core = Program(text, at_once), AiCore()
 
     def is_mixed(self, name: str) -> bool:
         """Whether a kernel runs on the cube core and on vector cores."""
         return f"{name}_mix_aic" in self.program.functions
 
-    def launch(self, name: str, buffers: Sequence[Any], instances: int = 1, vectors_first: bool = False) -> Counts:
-        """Runs every instance on flat or shaped arrays, written in place. `vectors_first` starts the vector cores before the cube core:
-        a result that depends on it is a race. Raises `SimulationError` with kernel, instance and core.
+    def launch(
+        self, name: str, buffers: Sequence[Any], instances: int = 1, vectors_first: bool = False, blocks: Iterable[int] | None = None
+    ) -> Counts:
+        """Runs every block of a launch of `instances`, or only `blocks` of them, on flat or shaped arrays, written in place.
+
+        `vectors_first` starts the vector cores before the cube core: a result that depends on it is a race. Raises `SimulationError` with
+        kernel, instance and core.
         """
         counts = Counts()
-        for block in range(instances):
+        for block in range(instances) if blocks is None else blocks:
             cores = self._cores(name, block)
             if vectors_first:
                 cores = cores[::-1]
             _Turns([(core, self._call(function, core, buffers, instances)) for core, function in cores], f"{name} instance {block}").run()
             for core, _ in cores:
-                counts.add(core)
+                counts.join(core)
         return counts
 
     def _cores(self, name: str, block: int) -> list[tuple[Core, Function]]:
-        functions, shared = self.program.functions, AiCore()
+        functions, shared = self.program.functions, self.ai_core.reset()
         if name in functions:
-            kind = "cube" if "AIC" in str(functions[name].op.attributes["hivm.func_core_type"]) else "vector"
+            kind = "cube" if "AIC" in functions[name].node.attributes["hivm.func_core_type"] else "vector"
             return [(Core(kind, 0, block, shared), functions[name])]
         halves = [(f"{name}_mix_aic", "cube", 0), (f"{name}_mix_aiv", "vector", 0), (f"{name}_mix_aiv", "vector", 1)]
         found = [(Core(kind, number, block, shared), functions[half]) for half, kind, number in halves if half in functions]
@@ -69,17 +77,17 @@ class Simulator:
 
     def _call(self, function: Function, core: Core, buffers: Sequence[Any], instances: int) -> Callable[[], None]:
         function.compiled()
-        block = function.op.regions[0].blocks[0]
-        lead = len(list(block.arguments)) - len(buffers) - GRID
+        kinds = function.parameters
+        lead = len(kinds) - len(buffers) - GRID
         values: list[Any] = [0] * (lead - LEAD) + [np.zeros(1, np.int8)] * LEAD + [*buffers, instances, 1, 1]
-        bound = [_bound(kind, value) for kind, value in zip((a.type for a in block.arguments), values, strict=True)]
+        bound = [_bound(kind, value) for kind, value in zip(kinds, values, strict=True)]
         return lambda: (function.call(bound, core), None)[1]
 
 
-def _bound(kind: Any, value: Any) -> Any:
-    if not isinstance(kind, ir.MemRefType):
+def _bound(kind: Kind, value: Any) -> Any:
+    if kind.form != "memref":
         return value
-    dtype, held = NUMPY[str(kind.element_type)], value.reshape(-1).view(np.uint8)
+    dtype, held = NUMPY[kind.element], value.reshape(-1).view(np.uint8)
     if value.size and not np.shares_memory(held, value):
         raise SimulationError("a buffer must be contiguous")
     return whole(held, dtype, [held.nbytes // dtype.itemsize], "gm")
