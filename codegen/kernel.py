@@ -93,11 +93,19 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class Part:
+    """A launch in front of a kernel's own, on the same buffers: it fills workspaces that the next ones read."""
+
+    body: Callable[..., None]
+    grid: Callable[..., Sequence[Any]]
+
+
+@dataclass(frozen=True)
 class Kernel:
     """What a family builds: `body(*buffers)` of one program instance and `grid(*buffers)`, on operand, result, workspace buffers, then `count`.
 
     `count` is an i32 buffer whose cell 0 is the op's run-time row count. `layouts` maps operand numbers to weight layouts. `order` says in
-    words which sums are taken in which order: equal words, equal bits.
+    words which sums are taken in which order: equal words, equal bits. Launches in `before` come first, in order.
     """
 
     body: Callable[..., None]
@@ -105,6 +113,7 @@ class Kernel:
     order: str
     layouts: Mapping[int, Layout] = field(default_factory=dict)
     workspaces: tuple[Workspace, ...] = ()
+    before: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True)

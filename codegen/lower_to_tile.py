@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from tapeout.codegen import tile_builder as t
 from tapeout.codegen.kernel import Buffer, Kernel, KernelError, Request
 from tapeout.codegen.row_values import KINDS
-from tapeout.codegen.select_kernels import Choice, build, choice_of, launches
+from tapeout.codegen.select_kernels import Choice, build, choices_of, in_launches, launches
 from tapeout.codegen.verify_tile import problems
 from tapeout.dialects._mlir import ir
 
@@ -23,12 +23,12 @@ class TileKernel:
 
 
 def tile_kernels(module: ir.Module) -> dict[Choice, TileKernel]:
-    """Every distinct kernel of a module in which select-kernels has run, in program order."""
+    """Every distinct kernel of a module in which select-kernels has run, in program order; an op's launches side by side."""
     made: dict[Choice, TileKernel] = {}
     for op in launches(module):
-        choice = choice_of(op)
-        if choice not in made:
-            made[choice] = lower(choice)
+        for choice in choices_of(op):
+            if choice not in made:
+                made.update((one, lower(one)) for one in in_launches(choice))
     return made
 
 

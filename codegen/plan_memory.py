@@ -19,18 +19,25 @@ from tapeout.passes.define import Pass, PassError, Promise, functions, operation
 from tapeout.passes.extents import Extents, callee, extents
 
 ALIGNMENT = 64
+APART_ROWS = 512
+"""Buckets up to this many rows may be planned apart: their values are small, and launches of few rows leave room beside them."""
 OFFSETS, FRAME = "tapeout.offsets", "tapeout.frame"
 
 
 @dataclass(frozen=True)
 class PlanMemory(Pass):
-    """Places every value. `sequences`, `outputs` and `drafts_each` bound those extents; the others are bounded by the bucket."""
+    """Places every value. `sequences`, `outputs` and `drafts_each` bound those extents; the others are bounded by the bucket.
+
+    `apart` gives the values of small buckets places of their own, so that launches wait for what they need and for no other's memory; a
+    call's frame is used again by the call after the next.
+    """
 
     name: ClassVar[str] = "plan-memory"
     keeps: ClassVar[Promise] = "bits"
     sequences: int = 8
     outputs: int = 512
     drafts_each: int = 5
+    apart: bool = False
 
     def run(self, module: ir.Module) -> None:
         if min(self.sequences, self.drafts_each) < 1:
@@ -62,6 +69,8 @@ class PlanMemory(Pass):
                 for birth, op in enumerate(ops[:-1])
                 for slot, (values, size) in enumerate(self._needs(op, bucket, number, ragged, returned, frames))
             ]
+            if self.apart and bucket <= APART_ROWS:
+                _keep_apart(requests, len(ops))
             sizes.append(_place(requests))
             for op in ops[:-1]:
                 offsets[op].append([])
@@ -87,7 +96,7 @@ class PlanMemory(Pass):
             name = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
             return [*out, ([], frames[name][number])]
         rows = max((self.bound(ragged[v], bucket) for v in (*op.results, *op.operands) if v in ragged), default=0)
-        return [*out, *(([], w.elements(rows) * BITS_OF[w.element] // 8) for w in kernel_of(op).workspaces)]
+        return [*out, *(([], w.elements(rows) * BITS_OF[w.element] // 8) for w in kernel_of(op, number).workspaces)]
 
 
 BITS_OF = {**BITS, "i8": 8, "i16": 16}
@@ -101,6 +110,15 @@ class _Block:
     op: ir.Operation
     slot: int
     offset: int = -1
+
+
+def _keep_apart(blocks: list[_Block], end: int) -> None:
+    """Values live to the end of their function, the frames of calls until the next call is through."""
+    calls = sorted({b.birth for b in blocks if b.op.name == "func.call"})
+    following = dict(zip(calls, [*calls[1:], end], strict=False))
+    for block in blocks:
+        is_frame = block.op.name == "func.call" and block.death == block.birth
+        block.death = following[block.birth] if is_frame else end
 
 
 def part_bytes(view: Tensor, rows: int) -> list[int]:

@@ -37,6 +37,7 @@ from tapeout.codegen.tile_arithmetic import (
     widen_unsigned,
 )
 from tapeout.dialects import tile
+from tapeout.dialects._mlir import ir
 
 E4M3_MAX = 448.0
 FP4_MAX = 6.0
@@ -110,7 +111,9 @@ def encode_fp4_row(x: Value) -> Value:
     weights = add(mul(tile.IotaOp(tile_type([2], element("i32"))).out, 15), 1)  # 1 for the low nibble, 16 for the high
     for extent in reversed(shape_of(pairs)[:-1]):
         weights = broadcast(weights, 0, extent)
-    return cast(reduce(mul(pairs, weights), "add", -1), "i8")
+    bytes_ = reduce(mul(pairs, weights), "add", -1)
+    bytes_.owner.attributes["tile.pack"] = ir.UnitAttr.get()  # a target that can split pairs need not sum over two lanes
+    return cast(bytes_, "i8")
 
 
 def fp4_values(nibbles: Value) -> Value:

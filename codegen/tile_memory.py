@@ -95,11 +95,17 @@ def gather(
 
 
 def scatter(
-    value: Value, base: Value, ids: Value, first: Number, valid: Number, *, row_stride: int | None = None, column: Number = 0
+    value: Value, base: Value, ids: Value, first: Number, valid: Number, *, row_stride: int | None = None, column: Number = 0,
+    distinct: bool = False
 ) -> None:  # fmt: skip
-    """Row r < valid of `value` goes to row ids[first + r] of `base`; rows with a negative id are dropped."""
+    """Row r < valid of `value` goes to row ids[first + r] of `base`; rows with a negative id are dropped.
+
+    The last of rows with one id stays, which costs a target with many threads a search; `distinct` says that there are none.
+    """
     stride = row_stride or shape_of(value)[1]
-    tile.ScatterOp(value, base, ids, index(first), index(column), index(valid), _i64(stride))
+    op = tile.ScatterOp(value, base, ids, index(first), index(column), index(valid), _i64(stride))
+    if distinct:
+        op.operation.attributes["tile.distinct"] = ir.UnitAttr.get()
 
 
 def compress_store(values: Value, mask: Value, base: Value, at: Number, limit: Number) -> Value:

@@ -50,7 +50,7 @@ class Finding:
 
 def findings() -> list[Finding]:
     """Everything, in the order in which it is needed."""
-    return [_python(), *(_package(*row) for row in PACKAGES), _compiler(), *_ascend(), _processor(), _cache()]
+    return [_python(), *(_package(*row) for row in PACKAGES), *_assemblers(), _compiler(), *_ascend(), _processor(), _gpu(), _cache()]
 
 
 def _python() -> Finding:
@@ -138,6 +138,47 @@ def _ascend() -> list[Finding]:
     remedy = "install CANN 9.2 and source its environment script; until then kernels are lowered and checked, not assembled"
     back_end = Finding(f"Ascend back end {BACKEND} (objects for ascend950)", str(tools.backend or "none"), BACKEND, tools.backend is not None, remedy)
     return [Finding(what, f"{PACKAGE} {tools.version}", VERSION, True, ""), back_end]
+
+
+def _assemblers() -> list[Finding]:
+    """The assembler of every NVIDIA target, where there is a Triton to bring one."""
+    from tapeout.compiler.errors import ToolchainMissing
+
+    try:
+        from tapeout.codegen.nvidia import toolchain
+        from tapeout.codegen.nvidia.facts import CHIPS
+        from tapeout.compiler.nvidia_assembler import LEAST, assembler
+    except ImportError:  # of the bindings, which have a line of their own
+        return []
+    try:
+        folder = toolchain.probe().folder
+    except toolchain.ToolchainMissing:
+        return []
+    out = []
+    for chip in CHIPS.values():
+        what, needed = f"assembler (compiling for {chip.name})", "CUDA {}.{} or later".format(*LEAST[chip.capability])
+        try:
+            out.append(Finding(what, assembler(folder, chip).version, needed, True, ""))
+        except ToolchainMissing as error:
+            found = str(error).split("found ", 1)[-1].split("; ")[0]
+            out.append(Finding(what, found, needed, False, "pip install --force-reinstall triton"))
+    return out
+
+
+def _gpu() -> Finding:
+    """The first GPU, its driver, and the target whose artifacts it runs."""
+    from tapeout.runtime.artifact_set import CHIPS
+    from tapeout.runtime.device.cuda import description, load_driver
+    from tapeout.runtime.errors import TapeoutError
+
+    what, needed = "GPU (--device cuda)", f"a GPU of {', '.join(CHIPS)} with its driver, and cuda-bindings"
+    try:
+        name, capability, cuda = description(load_driver())
+    except TapeoutError as error:
+        return Finding(what, f"none: {error.where}, {error.found}", needed, False, "install the driver and pip install 'tapeout[nvidia]'")
+    target = next((target for target, wanted in CHIPS.items() if wanted == capability), None)
+    found = f"{name}, compute capability {capability[0]}.{capability[1]}, driver for CUDA {cuda[0]}.{cuda[1]}"
+    return Finding(what, found + (f", runs {target}" if target else ""), needed, target is not None, "use another GPU, or --device cpu")
 
 
 def _processor() -> Finding:

@@ -11,13 +11,14 @@ from pathlib import Path
 
 from tapeout.codegen.kernel import KernelError
 from tapeout.codegen.lower_to_tile import TileKernel, tile_kernels
+from tapeout.codegen.nvidia.facts import CHIPS
 from tapeout.compiler import manifest as facts
 from tapeout.compiler.cache import Cache
 from tapeout.compiler.check_passes import Checker
 from tapeout.compiler.errors import ModuleRefused, PipelineError, SettingsError
 from tapeout.compiler.files import write_in_folder
 from tapeout.compiler.pipeline import KERNEL_STAGES, OWN, PASSES, graph_pipeline, run
-from tapeout.compiler.programs import Grids, step_programs
+from tapeout.compiler.programs import Bound, Grids, step_programs
 from tapeout.compiler.settings import Settings
 from tapeout.compiler.targets import target_of
 from tapeout.compiler.weights import weights_of
@@ -145,7 +146,7 @@ def _plan_target(module: ir.Module, config: ModelConfig, settings: Settings, wat
         planned = Planned(
             text(module),
             made,
-            step_programs(module, numbers, _grids(made, settings, config.text.dspark_block_size)),
+            step_programs(module, numbers, _grids(made, settings, config.text.dspark_block_size), _bound(settings, config)),
             weights_of(module, config, sources),
             facts.states(module),
         )
@@ -164,6 +165,13 @@ def _grids(kernels: tuple[TileKernel, ...], settings: Settings, block: int) -> G
         return target.grid(kernels[kernel], rows)
 
     return lambda kernel, extent, bucket: at(kernel, extent_bound(extent, bucket, settings.max_sequences, settings.outputs, block))
+
+
+def _bound(settings: Settings, config: ModelConfig) -> Bound | None:
+    """The most of an extent in a bucket, for targets that run launches side by side."""
+    if settings.target not in CHIPS:
+        return None
+    return lambda extent, bucket: extent_bound(extent, bucket, settings.max_sequences, settings.outputs, config.text.dspark_block_size)
 
 
 def _run_passes(module: ir.Module, passes: list[Pass], settings: Settings, observer: "_Observer") -> bool:

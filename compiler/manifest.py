@@ -24,7 +24,8 @@ from tapeout.dialects.types import Blocks, Ring, from_ir
 from tapeout.models.deepseek_v41.config import ModelConfig
 from tapeout.passes.define import functions
 from tapeout.passes.extents import argument_attribute
-from tapeout.runtime.artifact import Binary, Element, Kernel, Manifest, ModelIdentity, Options, StatePart, StateSpec, config_fingerprint
+from tapeout.runtime.artifact import Manifest, ModelIdentity, Options, StatePart, StateSpec, config_fingerprint
+from tapeout.runtime.artifact_kernels import Abi, Binary, Element, GpuLevel, Kernel, Lowered, NpuLevel
 
 __all__ = ["StateSpec", "library", "manifest", "states"]
 
@@ -63,7 +64,7 @@ def manifest(
 ) -> Manifest:
     """The manifest of one target before it is sealed."""
     canonical = config.canonical()
-    cpu, gpu = target_of(settings.target).levels(settings)
+    cpu, chip = target_of(settings.target).levels(settings)
     return Manifest(
         model=ModelIdentity(architecture=config.architectures[0], config=canonical, fingerprint=config_fingerprint(canonical)),
         targets=(settings.target,),
@@ -77,7 +78,8 @@ def manifest(
             cpu=settings.cpu,
         ),
         cpu=cpu,
-        gpu=gpu,
+        gpu=chip if isinstance(chip, GpuLevel) else None,
+        npu=chip if isinstance(chip, NpuLevel) else None,
         row_buckets=settings.row_buckets,
         states=found,
         toolchain={"tapeout": importlib.metadata.version("tapeout"), **built.toolchain},
@@ -85,7 +87,13 @@ def manifest(
     )
 
 
-def _kernel(kernel: TileKernel, settings: Settings, binary: Binary | None) -> Kernel:
+def _abi(binary: Binary | Lowered | None) -> Abi:
+    if isinstance(binary, Lowered):
+        return "lock-workspace-buffers-grid"
+    return "buffers-worker-workers" if binary is None else "buffers-scratch-profile"
+
+
+def _kernel(kernel: TileKernel, settings: Settings, binary: Binary | Lowered | None) -> Kernel:
     tuned = str(kernel.choice.request) in dict(settings.tuned)
     return Kernel(
         id=kernel.symbol,
@@ -95,12 +103,13 @@ def _kernel(kernel: TileKernel, settings: Settings, binary: Binary | None) -> Ke
         family=kernel.choice.family,
         variant=str(kernel.choice.request),
         source_sha256=hashlib.sha256(kernel.text.encode()).hexdigest(),
-        abi="buffers-worker-workers" if binary is None else "buffers-scratch-profile",
+        abi=_abi(binary),
         schedule=dict(kernel.choice.schedule),
-        origin="tuned" if tuned else "default",
+        origin="tuned" if tuned else "override" if dict(kernel.choice.schedule).get("override") else "default",
         reduction_order=kernel.kernel.order,
         parameters=tuple(cast(Element, b.element) for b in kernel.buffers),
-        binary=binary,
+        binary=binary if isinstance(binary, Binary) else None,
+        lowered=binary if isinstance(binary, Lowered) else None,
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import Any, get_type_hints
 
+from tapeout.codegen.nvidia.facts import CHIPS
 from tapeout.codegen.plan_memory import PlanMemory
 from tapeout.codegen.select_kernels import SelectKernels
 from tapeout.compiler.errors import ModuleRefused, PipelineError
@@ -62,7 +63,7 @@ def graph_pipeline(settings: Settings, drafts_each: int) -> list[Pass]:
         OutlineLayers(),
         BucketRows(settings.row_buckets),
         SelectKernels(settings.target, settings.tuned, settings.workspace_bytes),
-        PlanMemory(settings.max_sequences, settings.outputs, drafts_each),
+        PlanMemory(settings.max_sequences, settings.outputs, drafts_each, settings.target in CHIPS),
     ]
 
 

@@ -10,15 +10,17 @@ from typing import Any, cast
 
 from tapeout.codegen.costs import launch_cost
 from tapeout.codegen.kernel import parts
-from tapeout.codegen.plan_memory import FRAME, offsets_of
-from tapeout.codegen.select_kernels import Choice, choice_of, kernel_of
+from tapeout.codegen.plan_memory import APART_ROWS, BITS_OF, FRAME, offsets_of, part_bytes
+from tapeout.codegen.select_kernels import Choice, choice_of, in_launches, kernel_of
+from tapeout.compiler.branches import Branches
 from tapeout.dialects._mlir import func, ir
 from tapeout.dialects.define import from_attribute
 from tapeout.dialects.types import Blocks, Ring, Tensor, View, from_ir
 from tapeout.passes.bucket_rows import buckets_of
 from tapeout.passes.define import PassError, functions, operations
 from tapeout.passes.extents import Extents, argument_attribute, callee, extent_of, extents
-from tapeout.runtime.artifact import Element, Extent, Launch, Program, Value
+from tapeout.runtime.artifact import Extent, Launch, Program, Value
+from tapeout.runtime.artifact_kernels import Element
 
 Ref = tuple[Any, ...]
 NAMES = {"": "values", "_codes": "codes", "_scales": "scales"}
@@ -26,13 +28,18 @@ NAMES = {"": "values", "_codes": "codes", "_scales": "scales"}
 
 Grids = Callable[[int, str, int], tuple[int, int, int] | None]
 """Instances of a launch by number of the kernel, extent that it counts, and row bucket; None where kernels find their own."""
+Bound = Callable[[str, int], int]
+"""The most that an extent counts in a bucket."""
 
 
 def step_programs(
-    module: ir.Module, kernels: Mapping[Choice, int], grids: Grids = lambda kernel, extent, bucket: None
+    module: ir.Module, kernels: Mapping[Choice, int], grids: Grids = lambda kernel, extent, bucket: None, bound: Bound | None = None
 ) -> dict[str, dict[str, Program]]:
-    """Programs by entry point and bucket; `kernels` numbers the kernel of each choice."""
-    reader = _Reader(kernels, grids, buckets_of(module))
+    """Programs by entry point and bucket; `kernels` numbers the kernel of each choice.
+
+    With `bound`, launches of buckets whose values lie apart say which earlier ones they wait for (branches.py).
+    """
+    reader = _Reader(kernels, grids, buckets_of(module), bound)
     out: dict[str, dict[str, Program]] = {}
     for function in functions(module):
         if not is_entry_point(function):
@@ -41,7 +48,7 @@ def step_programs(
         names = tuple(argument_attribute(function, i, "tapeout.extent") for i in range(len(arguments)))
         out[function.name.value] = {}
         for number, bucket in enumerate(buckets_of(module)):
-            launches = tuple(reader.launches(function, _Frame(number, 0, arguments, results, names)))
+            launches = tuple(reader.program(function, _Frame(number, 0, arguments, results, names)))
             arena = int(from_attribute(function.operation.attributes[FRAME])[number])
             out[function.name.value][str(bucket)] = Program.model_construct(
                 arena_bytes=arena, inputs=_inputs(function), results=_results(function), launches=launches
@@ -68,14 +75,16 @@ class _Frame:
 
 @dataclass(frozen=True)
 class _Op:
-    """What is the same wherever an op's function is called: values by number, offsets per bucket, kernel, cost; or the function it calls."""
+    """What is the same wherever an op's function is called: values by number, offsets, workspaces and kernels of its launches per bucket, cost;
+    or the function it calls."""
 
     operands: list[int]
     results: list[int]
     result_parts: list[int]
     offsets: list[list[int]]
-    workspaces: int
-    kernel: int
+    sizes: list[list[int]]
+    workspaces: list[int]
+    kernels: list[list[int]]
     extent: str
     cost: Any
     calls: func.FuncOp | None
@@ -93,9 +102,17 @@ class _Body:
 class _Reader:
     """Reads functions into launches; a function that is called often is analysed once for each set of argument extents."""
 
-    def __init__(self, kernels: Mapping[Choice, int], grids: Grids, buckets: Sequence[int]) -> None:
-        self._kernels, self._grids, self._buckets = kernels, grids, buckets
+    def __init__(self, kernels: Mapping[Choice, int], grids: Grids, buckets: Sequence[int], bound: Bound | None) -> None:
+        self._kernels, self._grids, self._buckets, self._bound = kernels, grids, buckets, bound
         self._bodies: dict[tuple[str, tuple[str | None, ...]], _Body] = {}
+        self._branches: Branches | None = None
+        self._bytes: dict[Ref, int] = {}
+
+    def program(self, function: func.FuncOp, frame: _Frame) -> Iterator[Launch]:
+        """The launches of an entry point."""
+        apart = self._bound is not None and self._buckets[frame.bucket] <= APART_ROWS
+        self._branches, self._bytes = Branches() if apart else None, {}
+        return self.launches(function, frame)
 
     def launches(self, function: func.FuncOp, frame: _Frame) -> Iterator[Launch]:
         """The function's launches in order, calls expanded."""
@@ -113,9 +130,35 @@ class _Reader:
                 names = tuple(argument_attribute(op.calls, i, "tapeout.extent") for i in range(len(operands)))
                 yield from self.launches(op.calls, _Frame(frame.bucket, offsets[0][1], operands, results, names))
                 continue
-            buffers = [ref for group in (*operands, *results) for ref in group] + offsets[: op.workspaces]
-            grid = self._grids(op.kernel, op.extent, self._buckets[frame.bucket])
-            yield Launch.model_construct(kernel=op.kernel, buffers=(*buffers, ("extent", op.extent)), cost=op.cost, grid=grid)
+            given, made = [ref for group in operands for ref in group], [ref for group in results for ref in group]
+            made += offsets[: op.workspaces[frame.bucket]]
+            buffers, waits = given + made, self._waits(op, frame, given, made)
+            *parts, last = op.kernels[frame.bucket]
+            for kernel in (*parts, last):  # the op's whole cost stands on its last launch
+                grid, cost = self._grids(kernel, op.extent, self._buckets[frame.bucket]), op.cost if kernel == last else {}
+                after = None if waits is None else waits if kernel == (*parts, last)[0] else (1,)
+                yield Launch.model_construct(kernel=kernel, buffers=(*buffers, ("extent", op.extent)), cost=cost, grid=grid, after=after)
+
+    def _waits(self, op: _Op, frame: _Frame, given: list[Ref], made: list[Ref]) -> tuple[int, ...] | None:
+        """The launches in front that an op's first one waits for; None where all of them. An op without results writes the states it takes."""
+        if self._branches is None:
+            return None
+        self._bytes.update(zip(made, op.sizes[frame.bucket], strict=True))
+        changed = [ref for ref in given if ref[0] == "state" and not op.results]
+        read, written = ([(ref, self._bytes.get(ref, 0)) for ref in refs if ref[0] != "weight"] for refs in (given, made + changed))
+        waits = self._branches.add(read, written)
+        for _ in op.kernels[frame.bucket][1:]:
+            self._branches.add(read, written)
+        return waits
+
+    def _sizes(self, op: ir.Operation, ragged: Extents, number: int, bucket: int) -> list[int]:
+        """Bytes of an op's result parts, then of its workspaces."""
+        if self._bound is None:
+            return []
+        views = [(from_ir(r.type), self._bound(ragged[r], bucket) if r in ragged else 0) for r in op.results]
+        sizes = [size for view, rows in views if isinstance(view, Tensor) for size in part_bytes(view, rows)]
+        rows = max((self._bound(ragged[v], bucket) for v in (*op.results, *op.operands) if v in ragged), default=0)
+        return sizes + [w.elements(rows) * BITS_OF[w.element] // 8 for w in kernel_of(op, number).workspaces]
 
     def _body(self, function: func.FuncOp, names: tuple[str | None, ...]) -> _Body:
         key = (function.name.value, names)
@@ -136,14 +179,15 @@ class _Reader:
 
     def _op(self, op: ir.Operation, function: func.FuncOp, numbers: dict[ir.Value, int], ragged: Extents) -> _Op:
         called = callee(function, op) if op.name == "func.call" else None
-        extent = extent_of(op, ragged)
+        extent, buckets = extent_of(op, ragged), range(len(self._buckets))
         return _Op(
             [numbers[v] for v in op.operands],
             [numbers[r] for r in op.results],
             [len(parts(from_ir(r.type))) for r in op.results],
             offsets_of(op),
-            0 if called else len(kernel_of(op).workspaces),
-            -1 if called else self._kernels[choice_of(op)],
+            [] if called else [self._sizes(op, ragged, number, rows) for number, rows in enumerate(self._buckets)],
+            [] if called else [len(kernel_of(op, bucket).workspaces) for bucket in buckets],
+            [] if called else [[self._kernels[one] for one in in_launches(choice_of(op, bucket))] for bucket in buckets],
             extent or "rows",
             None if called else launch_cost(op, extent),
             called,

@@ -11,7 +11,8 @@ from tapeout.compiler.manifest import library
 from tapeout.compiler.objects import kernel_objects, lowering_fingerprint
 from tapeout.compiler.settings import Settings
 from tapeout.compiler.targets import Built, Grid, Progress
-from tapeout.runtime.artifact import LIBRARY, CpuLevel
+from tapeout.runtime.artifact import LIBRARY
+from tapeout.runtime.artifact_kernels import CpuLevel
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,6 @@ Kernels are compiled in worker processes through the cache: the same tile text, 
 import base64
 import hashlib
 import json
-import re
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -21,10 +19,10 @@ from tapeout.compiler.settings import Settings
 from tapeout.compiler.targets import Built, Grid, Progress
 from tapeout.compiler.workers import in_processes
 from tapeout.dialects._mlir import ir
-from tapeout.runtime.artifact import Binary, CpuLevel, GpuLevel
+from tapeout.runtime.artifact_kernels import Binary, CpuLevel, GpuLevel
 
-Task = tuple[str, tuple[tuple[str, int], ...], str, str]
-"""Tile text, schedule row, chip, root of the cache."""
+Task = tuple[str, tuple[tuple[str, int], ...], str, Any, str]
+"""Tile text, schedule row, chip, the source that stands in for the emitted one or None, root of the cache."""
 
 
 class KernelRefused(Exception):
@@ -53,6 +51,7 @@ class NvidiaTarget:
 
         try:
             toolchain.probe()
+            versions(self.name)
         except toolchain.ToolchainMissing as error:
             raise ToolchainMissing(str(error)) from None
 
@@ -61,7 +60,7 @@ class NvidiaTarget:
         from tapeout.codegen.nvidia.facts import chip
 
         facts = chip(self.name)
-        level = GpuLevel(chip=facts.architecture, capability=divmod(facts.capability, 10), cuda=(versions().cuda[0], 0))
+        level = GpuLevel(chip=facts.architecture, capability=divmod(facts.capability, 10), cuda=(versions(self.name).cuda[0], 0))
         return CpuLevel(level="any", features=()), level
 
     def grid(self, kernel: TileKernel, rows: int) -> Grid:
@@ -83,7 +82,7 @@ class NvidiaTarget:
             files[f"source/{self.name}/{symbol}.py"] = one["source"].encode()
             files[f"source/{self.name}/{symbol}.ptx"] = one["ptx"].encode()
             binaries[symbol] = Binary(file=path, **one["facts"])
-        found = versions()
+        found = versions(self.name)
         return Built(files, {"triton": found.triton, "ptxas": found.assembler, "emitter": found.emitter}, binaries, compiled)
 
 
@@ -107,8 +106,8 @@ def kernel_binaries(
 
     `progress(symbol)` is called as each is done.
     """
-    tasks: dict[str, Task] = {k.symbol: (k.text, k.choice.schedule, chip, str(store.root)) for k in kernels}
-    keys = {symbol: _key(*task[:3]) for symbol, task in tasks.items()}
+    tasks: dict[str, Task] = {k.symbol: (k.text, k.choice.schedule, chip, _override(k, chip), str(store.root)) for k in kernels}
+    keys = {symbol: _key(*task[:4]) for symbol, task in tasks.items()}
     done = {symbol: found for symbol, key in keys.items() if (found := store.lookup(key)) is not None}
     for symbol in done:
         progress(symbol)
@@ -129,25 +128,36 @@ def kernel_binaries(
     return {k.symbol: json.loads(done[k.symbol]) for k in kernels}, compiled[0]
 
 
-def compile_one(family: str, text: str, schedule: tuple[tuple[str, int], ...], chip: str, root: str) -> tuple[bytes, bool]:
+def _override(kernel: TileKernel, name: str) -> Any:
+    from tapeout.codegen.nvidia.emit import EmitError
+    from tapeout.codegen.nvidia.facts import chip
+    from tapeout.codegen.nvidia.overrides import source_for
+
+    try:
+        return source_for(kernel, chip(name))
+    except EmitError as error:
+        raise ModuleRefused(str(error)) from None
+
+
+def compile_one(family: str, text: str, schedule: tuple[tuple[str, int], ...], chip: str, given: Any, root: str) -> tuple[bytes, bool]:
     """The binary of one tile module as JSON, and whether it was compiled now (else it is from the cache); runs in a worker process."""
     made: list[bytes] = []
 
     def make() -> bytes:
-        made.append(_binary(family, text, dict(schedule), chip))
+        made.append(_binary(family, text, dict(schedule), chip, given))
         return made[0]
 
-    return Cache(Path(root)).get_or_make(_key(text, schedule, chip), make), bool(made)
+    return Cache(Path(root)).get_or_make(_key(text, schedule, chip, given), make), bool(made)
 
 
-def _binary(family: str, text: str, schedule: dict[str, int], name: str) -> bytes:
+def _binary(family: str, text: str, schedule: dict[str, int], name: str, given: Any) -> bytes:
     from tapeout.codegen.nvidia.emit import EmitError, emit
     from tapeout.codegen.nvidia.facts import chip
     from tapeout.codegen.nvidia.report import after
     from tapeout.codegen.nvidia.toolchain import ToolchainError, compile_cubin
 
     try:
-        source = emit(text)
+        source = given or emit(text)
         made = compile_cubin(source, chip(name), schedule)
     except (EmitError, ToolchainError) as error:
         raise KernelRefused(str(error)) from None
@@ -169,35 +179,30 @@ def _binary(family: str, text: str, schedule: dict[str, int], name: str) -> byte
     return json.dumps(content, sort_keys=True).encode()
 
 
-def _key(text: str, schedule: tuple[tuple[str, int], ...], chip: str) -> str:
-    found = versions()
-    return key_of("cubin", text, repr(schedule), chip, found.triton, found.assembler, found.emitter)
+def _key(text: str, schedule: tuple[tuple[str, int], ...], chip: str, given: Any) -> str:
+    found = versions(chip)
+    return key_of("cubin", text, repr(schedule), chip, given.text if given else "", found.triton, found.assembler, found.emitter)
 
 
 @cache
-def versions() -> Versions:
-    """Versions of the tools, and a hash of the sources that print and compile kernels."""
+def versions(name: str) -> Versions:
+    """Versions of the tools that a chip's binaries are made with, and a hash of the sources that print and compile kernels."""
+    from tapeout.codegen.nvidia.facts import chip
+    from tapeout.codegen.nvidia.toolchain import probe
+    from tapeout.compiler.nvidia_assembler import assembler
+
+    triton = probe()
+    tool = assembler(triton.folder, chip(name))
+    return Versions(triton.version, tool.version, _emitter(), tool.release)
+
+
+@cache
+def _emitter() -> str:
     import tapeout.codegen.nvidia as package
     import tapeout.dialects.tile as dialect
-    from tapeout.codegen.nvidia.toolchain import probe
 
     digest = hashlib.sha256()
     for path in [*sorted(Path(package.__path__[0]).glob("*.py")), Path(dialect.__file__)]:
-        if path.name != "schedules.py":
+        if not path.name.endswith("schedules.py"):
             digest.update(path.name.encode() + path.read_bytes())
-    triton = probe()
-    version, cuda = _assembler(triton.folder)
-    return Versions(triton.version, version, digest.hexdigest(), cuda)
-
-
-def _assembler(triton: Path) -> tuple[str, tuple[int, int]]:
-    """Version and CUDA release (major, minor) of the assembler that Triton brings for these chips. Raises ToolchainMissing."""
-    folder = triton / "backends" / "nvidia" / "bin"
-    tool = next((folder / name for name in ("ptxas-blackwell", "ptxas") if (folder / name).is_file()), None)
-    if tool is None:
-        raise ToolchainMissing(f"found no assembler in {folder}; compiling for NVIDIA needs ptxas: pip install --force-reinstall triton")
-    said = subprocess.run([tool, "--version"], capture_output=True, text=True, check=False).stdout
-    found = re.search(r"release (\d+)\.(\d+), V([\d.]+)", said)
-    if found is None:
-        raise ToolchainMissing(f"found an assembler that tells no version, {tool}; compiling for NVIDIA needs ptxas 12.8 or later")
-    return found[3], (int(found[1]), int(found[2]))
+    return digest.hexdigest()

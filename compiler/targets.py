@@ -4,13 +4,14 @@ An artifact holds one target; a compile for several shares the graph and its pas
 """
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from tapeout.codegen.ascend.facts import TARGETS as ASCEND
 from tapeout.codegen.lower_to_tile import TileKernel
 from tapeout.compiler.cache import Cache
-from tapeout.runtime.artifact import Binary, CpuLevel, GpuLevel
+from tapeout.runtime.artifact_kernels import Binary, CpuLevel, GpuLevel, Lowered, NpuLevel
 
 if TYPE_CHECKING:
     from tapeout.compiler.settings import Settings
@@ -20,7 +21,11 @@ Progress = Callable[[str], None]
 
 Grid = tuple[int, int, int]
 
-MODULES = {"cpu": "target_cpu", "sm90": "target_nvidia", "sm100": "target_nvidia", "sm103": "target_nvidia"}
+MODULES = {
+    "cpu": "target_cpu",
+    **dict.fromkeys(("sm90", "sm100", "sm103"), "target_nvidia"),
+    **dict.fromkeys(ASCEND, "target_ascend"),
+}
 """The module of `tapeout.compiler` that builds for a target."""
 
 
@@ -33,7 +38,7 @@ class Built:
 
     files: dict[str, bytes]
     toolchain: dict[str, str]
-    binaries: dict[str, Binary] = field(default_factory=dict)
+    binaries: Mapping[str, Binary | Lowered] = field(default_factory=dict)
     compiled: int = 0
 
 
@@ -43,7 +48,7 @@ class Target(Protocol):
     def require(self) -> None:
         """Raises ToolchainMissing at once where a tool of the target is absent: what was found, what is needed."""
 
-    def levels(self, settings: "Settings") -> tuple[CpuLevel, GpuLevel | None]:
+    def levels(self, settings: "Settings") -> tuple[CpuLevel, GpuLevel | NpuLevel | None]:
         """What the machine that runs the artifact must have."""
 
     def grid(self, kernel: TileKernel, rows: int) -> Grid | None:

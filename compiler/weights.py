@@ -18,8 +18,9 @@ from tapeout.models.deepseek_v41.config import ModelConfig
 from tapeout.models.deepseek_v41.weights import Rotary, WeightSource
 from tapeout.passes.define import PassError, functions, operations
 from tapeout.passes.extents import argument_attribute, callee
-from tapeout.runtime.artifact import Derived, Element, TokenMap, WeightOperand, WeightPart, Weights
+from tapeout.runtime.artifact import Derived, TokenMap, WeightOperand, WeightPart, Weights
 from tapeout.runtime.artifact import Rotary as RotaryTable
+from tapeout.runtime.artifact_kernels import Element
 from tapeout.runtime.transforms import transformed_shape
 
 Layouts = dict[str, Layout]

@@ -135,18 +135,18 @@ def _panel_is_sound(op: Any, box: list[int], shape: list[int], panel: int) -> bo
 
 
 class ProgramIdOp(Tile.Operation, name="program_id", traits=[ext.Pure]):
-    """This instance's coordinate on one grid axis."""
+    """This instance's coordinate on one grid axis; axis 3 is the number of the launched block that runs it, where blocks run many instances."""
 
     out: ext.Result[ir.IndexType]
     axis: ir.IntegerAttr
 
     def verify_invariants(self) -> bool:
-        return _require(self, 0 <= self.axis.value < 3, f"axis is {self.axis.value}; a grid has axes 0, 1 and 2")
+        return _require(self, 0 <= self.axis.value <= 3, f"axis is {self.axis.value}; a grid has axes 0, 1 and 2, and 3 is the launched block")
 
     @staticmethod
     def meaning(instance: Sequence[int], axis: int) -> int:
-        """The instance's coordinate."""
-        return instance[axis]
+        """The instance's coordinate. One after the other, all instances are run by block 0."""
+        return instance[axis] if axis < 3 else 0
 
 
 class IotaOp(Tile.Operation, name="iota", traits=[ext.Pure]):

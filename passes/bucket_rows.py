@@ -1,7 +1,7 @@
 """bucket-rows: the row buckets of a module, the only static shape a step has.
 
 Every public function is marked with the buckets it will be planned for. A bucket bounds every ragged extent of a step; the run-time counts
-below it are data, so one kernel serves all buckets in one order of sums.
+below it are data. Kernels may differ between buckets, the order of their sums does not.
 """
 
 from dataclasses import dataclass

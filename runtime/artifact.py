@@ -1,4 +1,5 @@
-"""The artifact's schema, defined once: the compiler writes these classes, the runtime reads them (design, section 5).
+"""The artifact's schema, defined once: the compiler writes these classes, the runtime reads them (design, section 5). Rows about compiled
+kernels are in `artifact_kernels.py`.
 
 `write_artifact` seals and writes a folder, `load_artifact` reads one back or raises one typed error. Same data, same bytes: no
 time, path or host enters. What the fields must agree on across files is in `artifact_check.py`; weights are bound in `weights.py`.
@@ -11,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, Field, JsonValue, ValidationError
 
+from tapeout.runtime.artifact_kernels import Count, CpuLevel, Element, GpuLevel, Kernel, Name, NpuLevel, Positive, Sha256, Strict
 from tapeout.runtime.artifact_place import replacing
 from tapeout.runtime.errors import (
     ArtifactFolderMissing,
@@ -67,20 +69,7 @@ BITS: dict[str, int] = {
 """Element names of MLIR and their bits in memory."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
-
-
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
-Name = Annotated[str, Field(min_length=1, max_length=256)]
-Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-Element = Literal[
-    "f64", "f32", "f16", "bf16", "f8E4M3FN", "f8E8M0FNU", "f4E2M1FN", "i64", "i32", "i16", "i8", "ui8", "i1"
-]  # fmt: skip
-
-
-class ModelIdentity(_Strict):
+class ModelIdentity(Strict):
     """Which model: `config` is its canonical config.json, `fingerprint` what `config_fingerprint` makes of it."""
 
     architecture: Name
@@ -88,7 +77,7 @@ class ModelIdentity(_Strict):
     fingerprint: Sha256
 
 
-class Options(_Strict):
+class Options(Strict):
     """What was decided at compile time: rows of a step, slots, rows that may ask for logits, positions and tokens of a cache block."""
 
     max_rows: Positive
@@ -100,20 +89,13 @@ class Options(_Strict):
     cpu: Name
 
 
-class CpuLevel(_Strict):
-    """The processor the library is for; `features` are flag names of /proc/cpuinfo."""
-
-    level: Name
-    features: tuple[Name, ...]
-
-
-class StatePart(_Strict):
+class StatePart(Strict):
     part: Name
     dtype: Element
     row_bytes: Positive
 
 
-class StateSpec(_Strict):
+class StateSpec(Strict):
     """One state. A ring holds `length` positions a slot; blocks hold one entry for each `ratio` tokens of a cache block."""
 
     name: Name
@@ -125,54 +107,7 @@ class StateSpec(_Strict):
     bytes_per_entry: Positive
 
 
-class GpuLevel(_Strict):
-    """The chip that binaries are for: exactly this compute capability, and a driver of at least this CUDA version (major, minor)."""
-
-    chip: Name
-    capability: tuple[Count, Count]
-    cuda: tuple[Count, Count]
-
-
-class Binary(_Strict):
-    """A compiled GPU kernel: its file, entry, warps, and what the assembler reports.
-
-    Shared memory is of a block, registers, spilled and local bytes of a thread, scratch of an instance; `occupancy` is the share of a
-    processor's threads that can be resident.
-    """
-
-    file: Name
-    function: Name
-    warps: Positive
-    shared_bytes: Count
-    registers: Count
-    spills: Count
-    local_bytes: Count
-    occupancy: Annotated[float, Field(ge=0, le=1)]
-    scratch: Count
-
-
-class Kernel(_Strict):
-    """One native function. `reduction_order` says in which order it sums; all buckets of an op share one. On a GPU it has a `binary`.
-
-    `parameters` are the elements of its buffers in order, the count cell last; a launch is held against them.
-    """
-
-    id: Name
-    target: Name
-    symbol: Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")]
-    op: Name
-    family: Name
-    variant: str
-    source_sha256: Sha256
-    abi: Literal["buffers-worker-workers", "buffers-scratch-profile"]
-    schedule: dict[str, JsonValue]
-    origin: Literal["default", "tuned", "override"]
-    reduction_order: str
-    parameters: tuple[Element, ...] = ()
-    binary: Binary | None = None
-
-
-class Manifest(_Strict):
+class Manifest(Strict):
     """The root. `identity` is the hash of everything else in it, and it hashes every other file: it names the artifact."""
 
     schema_number: Literal[1] = Field(alias="schema", default=1)
@@ -182,15 +117,16 @@ class Manifest(_Strict):
     options: Options
     cpu: CpuLevel
     gpu: GpuLevel | None = None
+    npu: NpuLevel | None = None
     row_buckets: Annotated[tuple[Positive, ...], Field(min_length=1)]
     extents: tuple[Extent, ...] = EXTENTS
     states: tuple[StateSpec, ...]
     toolchain: dict[str, str]
     kernels: tuple[Kernel, ...]
-    files: dict[str, Sha256] = {}
+    files: dict[str, Sha256] = Field(default_factory=dict)
 
 
-class Value(_Strict):
+class Value(Strict):
     """A named buffer outside the arena. The first axis of `shape` may be the name of an extent."""
 
     name: Name
@@ -211,19 +147,21 @@ Ref = Annotated[
 """What a kernel argument points at: arena offset; io name, part; weight operand, part; state name, part; extent cell."""
 
 
-class Launch(_Strict):
+class Launch(Strict):
     """One kernel call. `cost` gives, for each quantity (bytes, bf16, fp8, ...), coefficients of the terms of the cost model.
 
-    `grid` is the most instances that the bucket can ask for; without it the kernel finds its own.
+    `grid` is the most instances that the bucket can ask for; without it the kernel finds its own. `after` says how many launches back those lie
+    that this one waits for, besides all of the programs before; without it, for every launch in front.
     """
 
     kernel: Count
     buffers: tuple[Ref, ...]
-    cost: dict[str, dict[str, float]] = {}
+    cost: dict[str, dict[str, float]] = Field(default_factory=dict)
     grid: tuple[Positive, Positive, Positive] | None = None
+    after: tuple[Positive, ...] | None = None
 
 
-class Lifetime(_Strict):
+class Lifetime(Strict):
     """Bytes of the arena that launches `first` to `last` use for one value."""
 
     offset: Count
@@ -232,7 +170,7 @@ class Lifetime(_Strict):
     last: Count
 
 
-class Program(_Strict):
+class Program(Strict):
     arena_bytes: Count
     inputs: tuple[Value, ...]
     results: tuple[Value, ...]
@@ -240,31 +178,31 @@ class Program(_Strict):
     lifetimes: tuple[Lifetime, ...] | None = None
 
 
-class Programs(_Strict):
+class Programs(Strict):
     """Programs by entry point and row bucket (a decimal string in the file)."""
 
     programs: dict[EntryPoint, dict[str, Program]]
 
 
-class Rotary(_Strict):
+class Rotary(Strict):
     """A rotary table [positions, 2 * len(frequencies)] float32: cosines then sines. Frequencies in radians per position."""
 
     frequencies: Annotated[tuple[float, ...], Field(min_length=1)]
     positions: Annotated[int, Field(ge=1, le=2**24)]  # float32 counts exactly up to here
 
 
-class TokenMap(_Strict):
+class TokenMap(Strict):
     """The map of token ids to compressed ids, int32 [vocabulary]; built from the checkpoint's tokenizer."""
 
 
-class Derived(_Strict):
+class Derived(Strict):
     """A table that no tensor holds; exactly one rule is given."""
 
     rotary: Rotary | None = None
     token_map: TokenMap | None = None
 
 
-class WeightPart(_Strict):
+class WeightPart(Strict):
     """One buffer of an operand: `bytes` in memory, `shape` after the transforms, made of `tensors` in order."""
 
     part: Name
@@ -276,14 +214,14 @@ class WeightPart(_Strict):
     transforms: tuple[str, ...] = ()
 
 
-class WeightOperand(_Strict):
+class WeightOperand(Strict):
     name: Name
     kind: Literal["weight", "table"]
     parts: Annotated[tuple[WeightPart, ...], Field(min_length=1)]
     derived: Derived | None = None
 
 
-class Weights(_Strict):
+class Weights(Strict):
     operands: tuple[WeightOperand, ...]
 
 

@@ -22,7 +22,6 @@ from tapeout.runtime.artifact import (
     WEIGHTS,
     Artifact,
     EntryPoint,
-    Kernel,
     Launch,
     Manifest,
     Program,
@@ -33,6 +32,7 @@ from tapeout.runtime.artifact import (
     WeightPart,
     config_fingerprint,
 )
+from tapeout.runtime.artifact_kernels import Kernel
 from tapeout.runtime.errors import CpuFeatureMissing, FieldsRefused, FileMissing, ProgramsInconsistent, WeightsInconsistent
 
 Known = Mapping[str, Mapping[tuple[str, str], str]]
@@ -41,8 +41,8 @@ Known = Mapping[str, Mapping[tuple[str, str], str]]
 
 def files(directory: Path, manifest: Manifest) -> None:
     """Every file that the runtime reads is listed."""
-    binaries = [kernel.binary.file for kernel in manifest.kernels if kernel.binary is not None]
-    needed = [PROGRAMS, WEIGHTS, TUNING, *([LIBRARY] if "cpu" in manifest.targets else []), *binaries]
+    compiled = [path for kernel in manifest.kernels for path in kernel.files]
+    needed = [PROGRAMS, WEIGHTS, TUNING, *([LIBRARY] if "cpu" in manifest.targets else []), *compiled]
     for path in needed:
         if path not in manifest.files:
             raise FileMissing(f"{directory / MANIFEST}: files", f"no entry {path}", "an entry for every file")
@@ -80,11 +80,15 @@ def manifest(directory: Path, manifest: Manifest) -> None:
 
 
 def _binary(place: Path, kernel: Kernel, manifest: Manifest) -> None:
-    """A kernel that takes scratch pointers lies in a binary of a chip; one of the library does not."""
-    wanted = kernel.abi == "buffers-scratch-profile"
-    if wanted != (kernel.binary is not None) or (wanted and manifest.gpu is None):
-        found = "no binary, or no gpu in the manifest" if wanted else "a binary"
-        _manifest_refused(place, f"kernels.{kernel.id}.binary", found, "a binary and its chip" if wanted else f"none for abi {kernel.abi}")
+    """A kernel that takes scratch pointers lies in a binary of a chip, one that takes a lock in a lowered module; those of the library do not."""
+    for key, abi, row, level, chip in (
+        ("binary", "buffers-scratch-profile", kernel.binary, manifest.gpu, "gpu"),
+        ("lowered", "lock-workspace-buffers-grid", kernel.lowered, manifest.npu, "npu"),
+    ):
+        wanted = kernel.abi == abi
+        if wanted != (row is not None) or (wanted and level is None):
+            found = f"no {key}, or no {chip} in the manifest" if wanted else f"a {key}"
+            _manifest_refused(place, f"kernels.{kernel.id}.{key}", found, f"a {key} and its chip" if wanted else f"none for abi {kernel.abi}")
 
 
 def _state(place: Path, state: StateSpec, block_tokens: int) -> None:
@@ -202,6 +206,8 @@ def _values(where: str, entry: str, program: Program, offered: set[str]) -> None
 def _launches(artifact: Artifact, where: str, program: Program, known: Known) -> None:
     for index, launch in enumerate(program.launches):
         _launch(artifact, f"{where}.launches[{index}]", launch, program.arena_bytes, known)
+        if max(launch.after or (), default=0) > index:
+            raise ProgramsInconsistent(f"{where}.launches[{index}].after", list(launch.after or ()), f"distances to the {index} launches in front")
     for lifetime in program.lifetimes or ():
         ends = lifetime.offset + lifetime.bytes <= program.arena_bytes
         if not ends or not lifetime.first <= lifetime.last < len(program.launches) or lifetime.offset % ALIGNMENT:
@@ -224,8 +230,8 @@ def _launch(artifact: Artifact, where: str, launch: Launch, arena_bytes: int, kn
     kernels = artifact.manifest.kernels
     if launch.kernel >= len(kernels):
         raise ProgramsInconsistent(f"{where}.kernel", launch.kernel, f"below {len(kernels)}, the number of kernels")
-    if kernels[launch.kernel].binary is not None and launch.grid is None:
-        raise ProgramsInconsistent(f"{where}.grid", "none", "instances by axis: a GPU launch says how many")
+    if kernels[launch.kernel].files and launch.grid is None:
+        raise ProgramsInconsistent(f"{where}.grid", "none", "instances by axis: a launch on a chip says how many")
     for ref in launch.buffers:
         match ref:
             case ("arena", int(offset)):

@@ -9,6 +9,7 @@ from typing import Any
 
 from tapeout.codegen import tile_builder as t
 from tapeout.codegen.kernel import Kernel, Request, Schedule, family, width
+from tapeout.codegen.kernels import staged_attention
 from tapeout.codegen.kernels.rope import angles, rotated, rotated_columns
 from tapeout.codegen.row_values import Rows, bind, row_count
 from tapeout.dialects.types import Blocks, Ring, Tensor
@@ -74,6 +75,7 @@ def attend(request: Request, schedule: Schedule) -> Kernel:
     heads, block = settings["heads"], schedule["block_heads"]
     columns = width(request.operands[0]) // heads
     form = _Form(schedule["block_keys"], *(bool(schedule.get(name)) for name in ("joined", "split", "keys_first")))
+    staged = bool(schedule.get("decoded_keys"))
     has_entries = isinstance(request.operands[5], Blocks) if len(request.operands) > 5 else False
 
     def body(*buffers: Value) -> None:
@@ -85,12 +87,22 @@ def attend(request: Request, schedule: Schedule) -> Kernel:
         window = _keys_of(request, b.operands[1:4], 2, row)
         entries = _keys_of(request, b.operands[5:8], 6, row) if has_entries else None
         result = b.results[0].folded(columns)
-        result.store(None, [first, 0], _attended(q, window, entries, sink, settings["scale"], form))
+        if staged:
+            out = staged_attention.attended(q, b, staged_attention.sources(request, form.block_keys), row, sink, settings["scale"], form.block_keys)
+        else:
+            out = _attended(q, window, entries, sink, settings["scale"], form)
+        result.store(None, [first, 0], out)
         if fused:
             positions, table = b.operands[-2:]
-            _turn(request.of("nn.rope"), result, b.rows, row, first, block, positions, table, rotated_columns(request.operands[-1]))
+            _turn(request.of("nn.rope"), result, b.rows, row, first, block, positions, table, rotated_columns(request.operands[-1]), staged)
 
-    return Kernel(body, lambda *b: [row_count(b), heads // block], ORDER.format(**schedule))
+    def grid(*buffers: Value) -> list[Value]:
+        return [row_count(buffers), heads // block]
+
+    if staged:
+        parts, keys = staged_attention.decoded_keys(request, schedule, columns)
+        return Kernel(body, grid, staged_attention.ORDER.format(**schedule), {}, (keys,), parts)
+    return Kernel(body, grid, ORDER.format(**schedule))
 
 
 def _keys_of(request: Request, operands: list[Any], ids: int, row: Value) -> _Keys:
@@ -99,12 +111,16 @@ def _keys_of(request: Request, operands: list[Any], ids: int, row: Value) -> _Ke
 
 
 def _turn(
-    rope: dict[str, Any], result: Rows, rows: Value, row: Value, first: Value, block: int, positions: Rows, table: Rows, turned: int
+    rope: dict[str, Any], result: Rows, rows: Value, row: Value, first: Value, block: int, positions: Rows, table: Rows, turned: int, by_product: bool
 ) -> None:
     """Turns the last columns of the stored heads; they are read back, so that they are turned as they were rounded."""
     cos, sin = angles(table, positions, rows, row, turned, rope["offset"])
     at = [first, result.columns - turned]
-    result.store(None, at, rotated(result.load(None, at, [block, turned]), cos, sin, rope["inverse"]))
+    if by_product:
+        found = staged_attention.turned(result.raw(None, at, [block, turned]), cos, sin, rope["inverse"])
+    else:
+        found = rotated(result.load(None, at, [block, turned]), cos, sin, rope["inverse"])
+    result.store(None, at, found)
 
 
 def _attended(q: Value, window: _Keys, entries: _Keys | None, sink: Value, scale: float, form: _Form) -> Value:

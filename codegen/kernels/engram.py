@@ -4,6 +4,7 @@ from typing import Any
 
 from tapeout.codegen import tile_builder as t
 from tapeout.codegen.kernel import Kernel, Request, Schedule, family, width
+from tapeout.codegen.kernels.column_blocks import blocks
 from tapeout.codegen.kernels.streams import stream_block, stream_shape
 from tapeout.codegen.row_values import bind, block, columns_of, row_count
 from tapeout.dialects.format import Q8
@@ -108,23 +109,25 @@ def engram_gate(request: Request, schedule: Schedule) -> Kernel:
         out, row = b.results[0].folded(columns), t.program_id(0)
         keys = t.mul(row, streams + 1)
 
-        def step(column: Value, products: Value, own: Value, others: Value) -> list[Value]:
-            v, key = stream_block(x, row, streams, column, size), kv.load(None, [keys, column], [streams, size])
+        over = blocks(lambda column: stream_block(x, row, streams, column, size), columns, size, schedule)
+
+        def step(column: Value, v: Value, products: Value, own: Value, others: Value) -> list[Value]:
+            key = kv.load(None, [keys, column], [streams, size])
             weights = t.mul(q.load(None, [0, column], [streams, size]), k.load(None, [0, column], [streams, size]))
             sums = (t.mul(t.mul(v, key), weights), t.mul(v, v), t.mul(key, key))
             return [t.add(total, t.reduce(s, "add", 1)) for total, s in zip((products, own, others), sums, strict=True)]
 
-        products, own, others = t.loop(0, columns, size, [t.full([streams], 0.0)] * 3, step)
+        products, own, others = over([t.full([streams], 0.0)] * 3, step)
         roots = [t.rsqrt(t.add(t.mul(s, 1.0 / columns), request["norm_epsilon"])) for s in (own, others)]
         d = t.mul(t.mul(t.mul(products, roots[0]), roots[1]), columns**-0.5)
         root = t.sqrt(t.maximum(t.absolute(d), request["floor"]))
         gamma = t.sigmoid(t.select(t.less(d, 0.0), t.negate(root), root))
 
-        def add(column: Value) -> None:
+        def add(column: Value, v: Value) -> None:
             value = kv.line(t.add(keys, streams), column, size)
             opened = t.mul(t.broadcast(gamma, 1, size), t.broadcast(value, 0, streams))
-            out.store(None, [t.mul(row, streams), column], t.add(stream_block(x, row, streams, column, size), opened))
+            out.store(None, [t.mul(row, streams), column], t.add(v, opened))
 
-        t.loop(0, columns, size, [], add)
+        over([], add)
 
     return Kernel(body, lambda *b: [row_count(b)], f"stream: sums over column blocks of {size}, ascending")

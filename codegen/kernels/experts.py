@@ -6,10 +6,12 @@ Pairs are (row, choice), numbered row * k + choice. Everything is deterministic:
 from typing import Any
 
 from tapeout.codegen import tile_builder as t
-from tapeout.codegen.kernel import Kernel, Layout, Request, Schedule, Workspace, family, width
+from tapeout.codegen.kernel import Kernel, Layout, Part, Request, Schedule, Workspace, family, width
+from tapeout.codegen.kernels.column_blocks import own_columns, parts
 from tapeout.codegen.kernels.linear import padded, weight_layout
+from tapeout.codegen.kernels.staged_experts import staged_product
 from tapeout.codegen.row_values import Bound, Rows, bind, block, by, columns_of, row_count, scale_group
-from tapeout.dialects.format import FP4_WEIGHT, FP32, Q8
+from tapeout.dialects.format import FP4_WEIGHT, Q8
 from tapeout.dialects.types import Tensor
 
 Value = Any
@@ -27,38 +29,65 @@ def _cannot_gate(request: Request) -> str | None:
 def expert_gate(request: Request, schedule: Schedule) -> Kernel:
     """experts, weights [?, k] from x [?, H], weight [E, H], bias [E]. Grid: row blocks (model spec 5).
 
-    The scores of a block of rows pass through a workspace: the choice is then made for each valid row alone.
+    The scores of a block of rows pass through a workspace: the choice is then made for each valid row alone. With `segments` in the schedule
+    H is cut in as many, and a launch of its own multiplies them with blocks of `block_n` experts: grid row blocks x segments x columns; the
+    second launch adds segments up and chooses: grid rows.
     """
     view = request.operands[1]
     assert isinstance(view, Tensor)
-    (experts, k), panel = view.sized(0), schedule["panel"]
-    columns, block_rows, block_k = padded(experts, panel), schedule["block_rows"], block(schedule, "block_k", k)
+    (experts, k), panel, segments = view.sized(0), schedule["panel"], schedule.get("segments", 0)
+    columns, block_rows, pieces = padded(experts, panel), schedule["block_rows"], segments or 1
+    block_k, block_n = block(schedule, "block_k", k // block({"segments": pieces}, "segments", k)), schedule.get("block_n", columns)
 
-    def body(*buffers: Value) -> None:
-        b = bind(request, buffers)
-        (x, weight, bias), row = b.operands, t.mul(t.program_id(0), block_rows)
-        work = Rows(FP32, columns, b.workspaces[0])
+    def multiply(b: Bound, row: Value, piece: Value, column: Value) -> None:
+        x, weight = b.operands[:2]
+        first = t.mul(piece, k // pieces)
 
         def step(k0: Value, acc: Value) -> list[Value]:
             a = x.raw(b.rows, [row, k0], [block_rows, block_k])
-            w = t.View(weight.values, [k, columns], panel).load([k0, 0], [block_k, columns])
+            w = t.View(weight.values, [k, columns], panel).load([k0, column], [block_k, block_n])
             same = t.kind_of(a) == t.kind_of(w)
             return [t.dot(a, w, acc) if same else t.dot(t.cast(a, "f32"), t.cast(w, "f32"), acc)]
 
-        (acc,) = t.loop(0, k, block_k, [t.full([block_rows, columns], 0.0)], step)
-        work.write(b.rows, [row, 0], acc)
+        (acc,) = t.loop(first, t.add(first, k // pieces), block_k, [t.full([block_rows, block_n], 0.0)], step)
+        t.View(b.workspaces[0], [b.rows, pieces * columns]).store([row, t.add(t.mul(piece, columns), column)], acc)
+
+    def whole(*buffers: Value) -> None:
+        b, row = bind(request, buffers), t.mul(t.program_id(0), block_rows)
+        multiply(b, row, t.index(0), t.index(0))
         last = t.minimum(t.add(row, block_rows), b.rows)
-        t.loop(row, last, 1, [], lambda r: _choose(request, work, bias, experts, b.results, r))
+        t.loop(row, last, 1, [], lambda r: _choose(request, _scores(b, r, 1, columns), b.operands[2], experts, b.results, r))
 
-    return Kernel(body, lambda *b: [t.ceil_div(row_count(b), block_rows)], f"expert: sum over k in blocks of {block_k}, ascending",
-                  {1: weight_layout((experts, k), view.number, False, panel)}, (Workspace("f32", lambda rows: rows * columns),))
+    def part(*buffers: Value) -> None:
+        multiply(bind(request, buffers), t.mul(t.program_id(0), block_rows), t.program_id(1), t.mul(t.program_id(2), block_n))
+
+    def choose(*buffers: Value) -> None:
+        b, row = bind(request, buffers), t.program_id(0)
+        _choose(request, _scores(b, row, pieces, columns), b.operands[2], experts, b.results, row)
+
+    def blocks(*buffers: Value) -> list[Value]:
+        return [t.ceil_div(row_count(buffers), block_rows)]
+
+    order = f"expert: sum over k in blocks of {block_k}, ascending" + (f", then over {segments} segments" if segments else "")
+    layouts, work = {1: weight_layout((experts, k), view.number, False, panel)}, (Workspace("f32", lambda rows: rows * pieces * columns),)
+    if not segments:
+        return Kernel(whole, blocks, order, layouts, work)
+    block({"block_n": block_n}, "block_n", columns)
+    grid = Part(part, lambda *b: [*blocks(*b), segments, columns // block_n])
+    return Kernel(choose, lambda *b: [row_count(b)], order, layouts, work, (grid,))
 
 
-def _choose(request: Request, work: Rows, bias: Rows, experts: int, results: list[Rows], row: Value) -> None:
+def _scores(b: Bound, row: Value, pieces: int, columns: int) -> Value:
+    """A row's scores before the square root, f32 [1, columns], segments added up."""
+    parts = t.View(b.workspaces[0], [None, columns]).load([t.mul(row, pieces), 0], [pieces, columns])
+    return parts if pieces == 1 else t.broadcast(t.reduce(parts, "add", 0), 0, 1)
+
+
+def _choose(request: Request, logits: Value, bias: Rows, experts: int, results: list[Rows], row: Value) -> None:
     """The best `top_k` of one row by repeated maximum, the lowest id of equals; a chosen one falls below every score."""
-    top, columns = request["top_k"], work.columns
+    top, columns = request["top_k"], t.shape_of(logits)[1]
     number, place = t.broadcast(t.iota(columns), 0, 1), t.broadcast(t.iota(top), 0, 1)
-    scores = t.sqrt(t.softplus(work.raw(None, [row, 0], [1, columns])))
+    scores = t.sqrt(t.softplus(logits))
     biased = t.add(scores, t.broadcast(t.View(bias.values, [experts]).load([0], [columns], experts), 0, 1))
     left = t.select(t.less(number, experts), biased, LOWEST)
 
@@ -129,7 +158,7 @@ def _list_pairs(load: Any, order: Rows, places: Rows, offsets: Rows, pairs: Valu
 
     def place(i: Value) -> None:
         positions = t.add(t.iota(pairs_block), t.splat(i, [pairs_block]))
-        t.scatter(t.split_last(positions, 1), places.values, order.values, i, t.sub(end, i))
+        t.scatter(t.split_last(positions, 1), places.values, order.values, i, t.sub(end, i), distinct=True)
 
     t.loop(start, end, pairs_block, [], place)
 
@@ -151,13 +180,16 @@ def expert_linear(request: Request, schedule: Schedule) -> Kernel:
     """y_i = weight[e] x_i of the sorted pairs i of every expert. Grid: experts x column blocks; an expert without pairs leaves at once.
 
     FP8 rows and FP4 weights are decoded to BF16, which is exact. Gathered rows: pair to row numbers go through a workspace slice of the
-    column block, which no other instance writes.
+    column block, which no other instance writes. With `decoded` in the schedule a launch in front gathers and decodes the rows of pairs.
     """
+    if schedule.get("workers"):
+        return staged_product(request, schedule)
     view = request.operands[1]
     assert isinstance(view, Tensor)
-    experts, n, _ = view.sized(0)
-    choices, gathered, block_m = columns_of(request.operands[2]), request["gathered"], schedule["block_m"]
-    block_n = block(schedule, "block_n", n, schedule["panel"] or 1)
+    (experts, n, k), choices, gathered = view.sized(0), columns_of(request.operands[2]), request["gathered"]
+    block_m, block_n = schedule["block_m"], block(schedule, "block_n", n, schedule["panel"] or 1)
+    first_weights, decoded = bool(schedule.get("weights_first")), bool(schedule.get("decoded"))
+    product = _block_of_pairs if decoded else _block_of_weights if first_weights else _expert_block
 
     def body(*buffers: Value) -> None:
         b = bind(request, buffers)
@@ -166,20 +198,71 @@ def expert_linear(request: Request, schedule: Schedule) -> Kernel:
         base = t.mul(part, t.mul(b.rows, choices))
 
         def rows(m0: Value) -> None:
-            if gathered:
+            if gathered and not decoded:
                 numbers = t.quotient(t.View(b.operands[2].values, [end]).load([m0], [block_m]), choices)
                 t.View(b.workspaces[0], [t.add(base, end)]).store([t.add(base, m0)], numbers)
-            product = _block_of_weights if schedule.get("weights_first") else _expert_block
             acc = product(request, schedule, b, expert, t.mul(part, block_n), m0, end, base)
             b.results[0].folded(n).store(end, [m0, t.mul(part, block_n)], acc)
 
         t.loop(first, end, block_m, [], rows)
 
+    def grid(*buffers: Value) -> list[Value]:
+        return [experts, n // block_n]
+
+    if decoded:
+        order = f"column: sum over k in blocks of {block(schedule, 'block_k', k, 2 * SCALE_GROUP)}, ascending, even ones of a block first"
+        return Kernel(body, grid, order, {1: Layout()}, (Workspace("bf16", lambda rows: rows * choices * k),), (_pairs(request, schedule),))
     work = (Workspace("i32", lambda rows: rows * choices * (n // block_n)),) if gathered else ()
     codes = ("fp4_split", *([f"panels:{schedule['panel']}"] if schedule["panel"] else []))
-    weights_first = bool(schedule.get("weights_first"))
-    layout, step = (Layout(), schedule["block_k"]) if weights_first else (Layout(codes, ("transpose",)), FP4_HALF)
-    return Kernel(body, lambda *b: [experts, n // block_n], f"column: sum over k in blocks of {step}, ascending", {1: layout}, work)
+    layout, step = (Layout(), schedule["block_k"]) if first_weights else (Layout(codes, ("transpose",)), FP4_HALF)
+    return Kernel(body, grid, f"column: sum over k in blocks of {step}, ascending", {1: layout}, work)
+
+
+def _pairs(request: Request, schedule: Schedule) -> Part:
+    """The launch that decodes the row of every sorted pair to BF16: its even columns, then its odd ones. Grid: column blocks, each of so many
+    turns, x pairs."""
+    view, choices = request.operands[1], columns_of(request.operands[2])
+    assert isinstance(view, Tensor)
+    k = view.sized(0)[2]
+    size = block(schedule, "part_columns", k, 2 * SCALE_GROUP)
+    each = size * block(schedule, "part_turns", k // size)
+
+    def body(*buffers: Value) -> None:
+        b = bind(request, buffers)
+        first, pair, x = t.mul(t.program_id(0), each), t.program_id(1), b.operands[0].folded(k)
+        row = t.quotient(t.scalar(b.operands[2].values, pair), choices) if request["gathered"] else pair
+
+        def step(column: Value) -> None:
+            half = by(column, 2)
+            for at, value in zip((half, t.add(half, k // 2)), t.even_odd(x.load(None, [row, column], [1, size])), strict=True):
+                t.View(b.workspaces[0], [None, k]).store([pair, at], t.exact_bf16(value))
+
+        t.loop(first, t.add(first, each), size, [], step)
+
+    return Part(body, lambda *b: [k // each, t.mul(row_count(b), choices)])
+
+
+def _block_of_pairs(request: Request, schedule: Schedule, b: Bound, expert: Value, n0: Value, m0: Value, end: Value, base: Value) -> Value:
+    """A block of decoded pairs with the packed weights as stored, [E, N, K/2], as the left factor: low nibbles are even columns."""
+    weight, view = b.operands[1], request.operands[1]
+    assert isinstance(view, Tensor)
+    experts, n, k = view.sized(0)
+    block_m, block_n, block_k = schedule["block_m"], schedule["block_n"], schedule["block_k"]
+    groups, pairs = block_k // SCALE_GROUP, t.View(b.workspaces[0], [end, k])
+
+    def scales(k0: Value) -> Value:
+        each = t.View(weight.scales, [experts, n, k // SCALE_GROUP])
+        return each.load([expert, n0, by(k0, SCALE_GROUP)], [block_n, groups])
+
+    def step(k0: Value, acc: Value, bytes_: Value) -> list[Value]:
+        codes = t.View(weight.values, [experts, n, k // 2]).load([expert, n0, by(k0, 2)], [block_n, block_k // 2])
+        even, odd = t.decode_fp4_row(codes, t.e8m0(bytes_))
+        for at, factor in ((by(k0, 2), even), (t.add(by(k0, 2), k // 2), odd)):
+            acc = t.dot(t.exact_bf16(factor), t.transpose(pairs.load([m0, at], [block_m, block_k // 2])), acc)
+        return [acc, scales(t.minimum(t.add(k0, block_k), k - block_k))]  # too small for a target's pipeline of copies: one step ahead
+
+    acc, _ = t.loop(0, k, block_k, [t.full([block_n, block_m], 0.0), scales(t.index(0))], step)
+    return t.transpose(acc)
 
 
 def _expert_block(request: Request, schedule: Schedule, b: Bound, expert: Value, n0: Value, m0: Value, end: Value, base: Value) -> Value:
@@ -259,9 +342,12 @@ def swiglu(request: Request, schedule: Schedule) -> Kernel:
             y = y if factor is None else t.mul(y, t.broadcast(factor, 1, size))
             result.store(rows, [row, column], t.round_bf16(y) if fused else y)
 
-        t.loop(0, columns, size, [], step)
+        own_columns(schedule, columns, size, step)
 
-    return Kernel(body, lambda *b: [t.ceil_div(t.mul(row_count(b), each), block_rows)], "no sums")
+    def grid(*buffers: Value) -> list[Any]:
+        return [t.ceil_div(t.mul(row_count(buffers), each), block_rows), *parts(schedule, columns, size)]
+
+    return Kernel(body, grid, "no sums")
 
 
 @family("moe.combine")
@@ -279,6 +365,6 @@ def combine(request: Request, schedule: Schedule) -> Kernel:
             routed = t.broadcast(t.reduce(t.cast(found, "f32"), "add", 0), 0, 1)
             b.results[0].store(b.rows, [row, column], t.add(routed, shared.load(b.rows, [row, column], [1, size])))
 
-        t.loop(0, columns, size, [], step)
+        own_columns(schedule, columns, size, step)
 
-    return Kernel(body, lambda *b: [row_count(b)], "choices by rank, shared expert last")
+    return Kernel(body, lambda *b: [row_count(b), *parts(schedule, columns, size)], "choices by rank, shared expert last")

@@ -1,6 +1,7 @@
 """RMS norm, alone and with what follows it: quantization, or rotation and quantization.
 
-Rows are read twice, in blocks of columns, so that no tile is a whole wide row. The sum of squares of a row runs over ascending blocks.
+Rows are read in blocks of columns, so that no tile is a whole wide row: twice, or once where the schedule holds them. The sum of squares of a
+row runs over ascending blocks.
 """
 
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from typing import Any
 
 from tapeout.codegen import tile_builder as t
 from tapeout.codegen.kernel import Kernel, Request, Schedule, family, width
+from tapeout.codegen.kernels.column_blocks import Over, blocks
 from tapeout.codegen.kernels.rope import angles, cannot_rotate, rotated, rotated_columns
 from tapeout.codegen.row_values import Rows, bind, block, row_count, scale_group
 from tapeout.dialects.types import Tensor
@@ -16,14 +18,13 @@ Value = Any
 ORDER = "row: sum of squares over column blocks of {block_columns}, ascending"
 
 
-def inverse_root(load: Callable[[Value], Value], n: int, rows: int, columns: int, epsilon: float) -> Value:
-    """(mean of squares + epsilon)^(-1/2) of `rows` rows of n columns, [rows]; `load(column)` is an f32 tile [rows, columns]."""
+def inverse_root(over: Over, n: int, rows: int, epsilon: float) -> Value:
+    """(mean of squares + epsilon)^(-1/2) of `rows` rows of n columns, [rows]; `over` walks over f32 tiles of them."""
 
-    def step(column: Value, total: Value) -> list[Value]:
-        x = load(column)
+    def step(column: Value, x: Value, total: Value) -> list[Value]:
         return [t.add(total, t.reduce(t.mul(x, x), "add", 1))]
 
-    (total,) = t.loop(0, n, columns, [t.full([rows], 0.0)], step)
+    (total,) = over([t.full([rows], 0.0)], step)
     return t.rsqrt(t.add(t.mul(total, 1.0 / n), epsilon))
 
 
@@ -57,14 +58,15 @@ def rms_norm(request: Request, schedule: Schedule) -> Kernel:
         def load(column: Value) -> Value:
             return x.load(b.rows, [row, column], [block_rows, columns])
 
-        factor = inverse_root(load, n, block_rows, columns, epsilon)
+        over = blocks(load, n, columns, schedule)
+        factor = inverse_root(over, n, block_rows, epsilon)
 
-        def step(column: Value) -> None:
-            y = scaled(load(column), factor, weight.vector(n, column, columns))
+        def step(column: Value, x: Value) -> None:
+            y = scaled(x, factor, weight.vector(n, column, columns))
             for result in b.results:
                 result.store(b.rows, [row, column], t.round_bf16(y) if fused else y)
 
-        t.loop(0, n, columns, [], step)
+        over([], step)
 
     return Kernel(body, lambda *b: [t.ceil_div(row_count(b), block_rows)], ORDER.format(**schedule))
 
@@ -85,7 +87,7 @@ def norm_rope_quantize(request: Request, schedule: Schedule) -> Kernel:
         b = bind(request, buffers)
         x, weight, positions, table = b.operands
         row = t.program_id(0)
-        factor = inverse_root(lambda c: x.load(b.rows, [row, c], [1, size]), n, 1, size, epsilon)
+        factor = inverse_root(blocks(lambda c: x.load(b.rows, [row, c], [1, size]), n, size, schedule), n, 1, epsilon)
         cos, sin = angles(table, positions, b.rows, row, turned, rope["offset"])
 
         def normed(first: Value, count: int) -> Value:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tapeout.codegen import tile_builder as t
 from tapeout.codegen.kernel import Kernel, Request, Schedule, family, width
+from tapeout.codegen.kernels.column_blocks import own_columns, parts
 from tapeout.codegen.row_values import Rows, bind, block, row_count, scale_group
 from tapeout.dialects.types import Tensor, View
 
@@ -100,6 +101,6 @@ def quantize(request: Request, schedule: Schedule) -> Kernel:
         def step(column: Value) -> None:
             b.results[0].store(b.rows, [row, column], b.operands[0].load(b.rows, [row, column], [block_rows, columns]))
 
-        t.loop(0, n, columns, [], step)
+        own_columns(schedule, n, columns, step)
 
-    return Kernel(body, lambda *b: [t.ceil_div(row_count(b), block_rows)], "no sums")
+    return Kernel(body, lambda *b: [t.ceil_div(row_count(b), block_rows), *parts(schedule, n, columns)], "no sums")

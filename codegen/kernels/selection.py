@@ -3,6 +3,9 @@
 An instance owns one slot of the workspace and takes rows slot, slot + slots, ... A row's entries come in chunks: their physical rows are
 listed, scored, and the best of them and of those kept so far stay, in entry order (model spec 4.5, 4.6). A score is an FP32 sum rounded
 once to BF16; with its place behind it in the low bits no two keys are equal: one bisection finds the border, ties go to the lowest entry.
+
+Where the schedule cuts a row into `pieces`, all its entries are one chunk: a launch of its own lists and scores every piece, and few rows keep
+a whole chip busy. What is selected does not depend on it.
 """
 
 from collections.abc import Callable
@@ -11,7 +14,7 @@ from math import gcd
 from typing import Any
 
 from tapeout.codegen import tile_builder as t
-from tapeout.codegen.kernel import Kernel, KernelError, Request, Schedule, Workspace, family, width
+from tapeout.codegen.kernel import Kernel, KernelError, Part, Request, Schedule, Workspace, family, width
 from tapeout.codegen.kernels.ordered_bits import LOWEST_KEY, largest, ordered_bf16
 from tapeout.codegen.row_values import Bound, Rows, bind, row_count
 from tapeout.dialects.types import Blocks, Tensor
@@ -202,13 +205,15 @@ def _write_count(result: Rows, row: Value, count: Value) -> None:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Sizes of one selection: best entries, entries a chunk, best blocks (0: no candidates are made), entries a block."""
+    """Sizes of one selection: best entries, entries a chunk, best blocks (0: no candidates are made), entries a block, lanes of a load of
+    keys, entries of a piece that a launch of its own lists and scores (0: nothing is)."""
 
     top: int
     chunk: int
     blocks: int
     block: int
     lanes: int
+    piece: int = 0
 
     def entries(self, bound: Bound, slot: Value) -> _List:
         keys, values = bound.workspaces
@@ -230,10 +235,18 @@ def _half(kept: int, new: int, block: int) -> int:
     return _List(None, None, None, kept, new, block).half
 
 
-def _kernel(request: Request, schedule: Schedule, plan: _Plan, one_row: Callable[[_Row, _Plan, Value], None]) -> Kernel:
-    """The kernel whose instances run `one_row` on every row of their slot."""
+OneRow = Callable[[_Row, _Plan, Value], None]
+"""Selects for a row in a slot of the workspace."""
+OnePiece = Callable[[_Row, _Plan, Value, Value], None]
+"""Lists and scores entries from a place on, in a slot."""
+
+
+def _kernel(request: Request, schedule: Schedule, plan: _Plan, one_row: OneRow, one_piece: OnePiece) -> Kernel:
+    """The kernel whose instances run `one_row` on every row of their slot; with pieces every row has a slot."""
     if SCORE_BITS + max((plan.top + plan.chunk).bit_length(), (plan.blocks + plan.chunk // plan.block).bit_length()) > WORD_BITS:
         raise KernelError(f"{request}: {plan.top} kept and {plan.chunk} new entries need places of more than 16 bits; lower chunk")
+    if plan.piece:
+        return _in_pieces(request, schedule, plan, one_row, one_piece)
     slots = max(1, schedule["workspace_bytes"] // (2 * 4 * plan.cells))
 
     def body(*buffers: Value) -> None:
@@ -244,6 +257,29 @@ def _kernel(request: Request, schedule: Schedule, plan: _Plan, one_row: Callable
     return Kernel(body, lambda *b: [t.minimum(row_count(b), slots)], ORDER, workspaces=(work, work))
 
 
+def _in_pieces(request: Request, schedule: Schedule, plan: _Plan, one_row: OneRow, one_piece: OnePiece) -> Kernel:
+    def own(buffers: Any) -> _Row:
+        return _Row(request, bind(request, buffers), t.program_id(0), schedule["block_keys"])
+
+    def body(*buffers: Value) -> None:
+        row = own(buffers)
+        one_row(row, plan, row.row)
+
+    def piece(*buffers: Value) -> None:
+        row = own(buffers)
+        one_piece(row, plan, row.row, t.mul(t.program_id(1), plan.piece))
+
+    part = Part(piece, lambda *b: [row_count(b), -(-plan.chunk // plan.piece)])
+    work = Workspace("i32", lambda rows: rows * plan.cells)
+    return Kernel(body, lambda *b: [row_count(b)], ORDER, workspaces=(work, work), before=(part,))
+
+
+def _piece(schedule: Schedule, entries: int, unit: int) -> int:
+    """Entries of a piece, whole units; 0 where the schedule cuts nothing."""
+    pieces = schedule.get("pieces", 0)
+    return -(-entries // (pieces * unit)) * unit if pieces else 0
+
+
 @family("mla.select", "mla.select_candidates", refuses=_refuses)
 def select_entries(request: Request, schedule: Schedule) -> Kernel:
     """Ids [?, K] and counts of the best visible entries, and the candidate blocks where asked. Grid: slots of the workspace (4.5, 4.6)."""
@@ -251,8 +287,22 @@ def select_entries(request: Request, schedule: Schedule) -> Kernel:
     top, tokens = request["top_k"], request["block_tokens"]
     unit = block * tokens // gcd(block, tokens)  # a chunk is whole blocks and whole runs of the block table
     most = width(request.operands[5]) * tokens // request["ratio"]
-    chunk = -(-min(max(schedule["chunk"], top, blocks * block), most) // unit) * unit
-    return _kernel(request, schedule, _Plan(top, chunk, blocks, block, schedule["block_places"]), _one_selection)
+    whole = most if schedule.get("pieces") else min(max(schedule["chunk"], top, blocks * block), most)
+    chunk = -(-whole // unit) * unit
+    plan = _Plan(top, chunk, blocks, block, schedule["block_places"], _piece(schedule, chunk, unit))
+    return _kernel(request, schedule, plan, _one_selection, _score_piece)
+
+
+def _score_piece(row: _Row, plan: _Plan, slot: Value, first: Value) -> None:
+    """Lists and scores entries from `first` on, where the row has more than it keeps."""
+    entries, n = plan.entries(row.bound, slot), row.visible()
+    half, last = _halves(entries, t.index(0))[0], t.minimum(t.add(first, plan.piece), n)
+
+    def score() -> None:
+        row.list_range(entries.values, t.add(half, first), first, last)
+        row.score_listed(entries, half, first, last)
+
+    t.when(t.greater(n, plan.top), score)
 
 
 def _one_selection(row: _Row, plan: _Plan, slot: Value) -> None:
@@ -293,8 +343,9 @@ def _stream(row: _Row, plan: _Plan, slot: Value, n: Value) -> None:
         half, other = _halves(entries, turn)
         kept, last = t.minimum(first, plan.top), t.minimum(t.add(first, plan.chunk), n)
         total = t.add(kept, t.sub(last, first))
-        row.list_range(entries.values, t.add(half, kept), first, last)
-        row.score_listed(entries, half, kept, total)
+        if not plan.piece:
+            row.list_range(entries.values, t.add(half, kept), first, last)
+            row.score_listed(entries, half, kept, total)
         if plan.blocks:
             t.when(many, lambda: _stream_blocks(row, plan, slot, turn, t.add(half, kept), first, last, n))
         _keep_best(entries, half, total, other)
@@ -351,14 +402,53 @@ def _refuses_within(request: Request) -> str | None:
 @family("mla.select_within", refuses=_refuses_within)
 def select_within(request: Request, schedule: Schedule) -> Kernel:
     """Ids [?, K] and counts of the best entries of a row's candidate blocks. Grid: slots of the workspace (model spec 4.6)."""
-    block, count = request["block"], width(request.operands[6])
-    return _kernel(request, schedule, _Plan(request["top_k"], count * block, 0, block, schedule["block_places"]), _one_within)
+    block, entries = request["block"], width(request.operands[6]) * request["block"]
+    plan = _Plan(request["top_k"], entries, 0, block, schedule["block_places"], _piece(schedule, entries, block))
+    return _kernel(request, schedule, plan, _one_within, _score_candidates)
+
+
+def _score_candidates(row: _Row, plan: _Plan, slot: Value, first: Value) -> None:
+    """Lists the entries at places [first, first + piece), and scores them where there are more than are kept.
+
+    Candidates ascend: all before one that is in sight are in sight as a whole.
+    """
+    entries, total = plan.entries(row.bound, slot), _candidate_entries(row, plan)
+    half, last = _halves(entries, t.index(0))[0], t.minimum(t.add(first, plan.piece), total)
+    begin, end = t.quotient(first, plan.block), t.ceil_div(last, plan.block)
+    _list_candidates(row, plan, entries.values, t.add(half, first), begin, end)
+    t.when(t.greater(total, plan.top), lambda: row.score_listed(entries, half, first, last))
+
+
+def _candidate_entries(row: _Row, plan: _Plan) -> Value:
+    """How many entries of a row's candidate blocks are in sight: those of whole blocks, and what the row sees of the last."""
+    candidates, counts = row.bound.operands[6:8]
+    most, n = width(row.request.operands[6]), row.visible()
+    count, first = t.scalar(counts.values, row.row), t.mul(row.row, most)
+
+    def begin(number: Value) -> Value:
+        return t.mul(t.scalar(candidates.values, t.add(first, t.maximum(number, 0))), plan.block)
+
+    def longer(_: Value, found: Value, step: Value) -> list[Value]:
+        tried = t.minimum(t.add(found, step), count)
+        return [t.select(t.less(begin(t.sub(tried, 1)), n), tried, found), t.quotient(step, 2)]
+
+    def search() -> Value:
+        bits = most.bit_length()
+        return t.loop(0, bits, 1, [t.index(0), t.index(1 << (bits - 1))], longer)[0]
+
+    (seen,) = t.when(t.less(begin(t.sub(count, 1)), n), lambda: [count], lambda: [search()])
+    whole = t.mul(t.maximum(t.sub(seen, 1), 0), plan.block)
+    last = t.minimum(t.sub(n, begin(t.sub(seen, 1))), plan.block)
+    return t.select(t.greater(seen, 0), t.add(whole, last), t.index(0))
 
 
 def _one_within(row: _Row, plan: _Plan, slot: Value) -> None:
     entries, results = plan.entries(row.bound, slot), row.bound.results
     half, other = _halves(entries, t.index(0))
-    total = _list_candidates(row, plan, entries.values, half)
+    if plan.piece:
+        total = _candidate_entries(row, plan)
+    else:
+        total = _list_candidates(row, plan, entries.values, half, t.index(0), t.scalar(row.bound.operands[7].values, row.row))
     to = t.mul(row.row, plan.top)
     _write_count(results[1], row.row, t.minimum(total, plan.top))
 
@@ -366,16 +456,17 @@ def _one_within(row: _Row, plan: _Plan, slot: Value) -> None:
         _write(entries.values, source, count, plan.top, results[0].values, to, plan.lanes)
 
     def best() -> None:
-        row.score_listed(entries, half, t.index(0), total)
+        if not plan.piece:
+            row.score_listed(entries, half, t.index(0), total)
         _keep_best(entries, half, total, other)
         write(other, t.index(plan.top))
 
     t.when(t.less_equal(total, plan.top), lambda: write(half, total), best)
 
 
-def _list_candidates(row: _Row, plan: _Plan, target: Value, at: Value) -> Value:
-    """Lists the physical rows of all visible entries of the candidate blocks, ascending; returns how many there are."""
-    candidates, counts = row.bound.operands[6:8]
+def _list_candidates(row: _Row, plan: _Plan, target: Value, at: Value, begin: Value, end: Value) -> Value:
+    """Lists the physical rows of the visible entries of candidate blocks [begin, end), ascending; returns how many there are."""
+    candidates = row.bound.operands[6]
     n, run = row.visible(), gcd(plan.block, row.per_block)
     first = t.mul(row.row, width(row.request.operands[6]))
 
@@ -388,4 +479,4 @@ def _list_candidates(row: _Row, plan: _Plan, target: Value, at: Value) -> Value:
         row.list_run(target, t.add(at, total), entry, count, run)
         return [t.add(total, count)]
 
-    return t.loop(0, t.scalar(counts.values, row.row), 1, [t.index(0)], block)[0]
+    return t.loop(begin, end, 1, [t.index(0)], block)[0]

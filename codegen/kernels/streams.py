@@ -6,11 +6,12 @@ X [?, S, H] is read one row at a time, all streams of a block of columns togethe
 from typing import Any
 
 from tapeout.codegen import tile_builder as t
-from tapeout.codegen.kernel import Kernel, Request, Schedule, Workspace, family, width
+from tapeout.codegen.kernel import Kernel, Part, Request, Schedule, Workspace, family, width
+from tapeout.codegen.kernels.column_blocks import blocks, own_columns, parts
 from tapeout.codegen.kernels.linear import number_of, weight_layout
 from tapeout.codegen.kernels.linear import padded as whole_panels
 from tapeout.codegen.kernels.norms import ORDER, inverse_root, scaled
-from tapeout.codegen.row_values import Rows, bind, block, row_count, scale_group
+from tapeout.codegen.row_values import Bound, Rows, bind, block, row_count, scale_group
 from tapeout.dialects.types import Tensor
 
 Value = Any
@@ -71,9 +72,9 @@ def collapse(request: Request, schedule: Schedule) -> Kernel:
     def body(*buffers: Value) -> None:
         b = bind(request, buffers)
         x, premix, row = b.operands[0].folded(columns), own(b.operands[1], t.program_id(0), streams), t.program_id(0)
-        t.loop(0, columns, size, [], lambda c: b.results[0].store(b.rows, [row, c], _collapsed(x, premix, row, c, size)))
+        own_columns(schedule, columns, size, lambda c: b.results[0].store(b.rows, [row, c], _collapsed(x, premix, row, c, size)))
 
-    return Kernel(body, lambda *b: [row_count(b)], "streams: ascending")
+    return Kernel(body, lambda *b: [row_count(b), *parts(schedule, columns, size)], "streams: ascending")
 
 
 @family("nn.fused:collapse_norm", "nn.fused:collapse_norm_quantize")
@@ -91,14 +92,15 @@ def collapse_norm(request: Request, schedule: Schedule) -> Kernel:
         def load(column: Value) -> Value:
             return t.round_bf16(_collapsed(x, premix, row, column, size))
 
-        factor = inverse_root(load, columns, 1, size, epsilon)
+        over = blocks(load, columns, size, schedule)
+        factor = inverse_root(over, columns, 1, epsilon)
 
-        def step(column: Value) -> None:
-            y = t.round_bf16(scaled(load(column), factor, weight.vector(columns, column, size)))
+        def step(column: Value, z: Value) -> None:
+            y = t.round_bf16(scaled(z, factor, weight.vector(columns, column, size)))
             for result in b.results:
                 result.store(b.rows, [row, column], y)
 
-        t.loop(0, columns, size, [], step)
+        over([], step)
 
     return Kernel(body, lambda *b: [row_count(b)], f"streams: ascending; {ORDER.format(**schedule)}")
 
@@ -122,9 +124,9 @@ def expand(request: Request, schedule: Schedule) -> Kernel:
                 total = t.add(total, _outer(mix, x.line(t.add(t.mul(row, streams), i), column, size)))
             out.store(None, [t.mul(row, streams), column], total)
 
-        t.loop(0, columns, size, [], step)
+        own_columns(schedule, columns, size, step)
 
-    return Kernel(body, lambda *b: [row_count(b)], "post y first, then streams ascending")
+    return Kernel(body, lambda *b: [row_count(b), *parts(schedule, columns, size)], "post y first, then streams ascending")
 
 
 def _outer(a: Value, b: Value) -> Value:
@@ -146,52 +148,73 @@ def mean(request: Request, schedule: Schedule) -> Kernel:
             total = t.reduce(stream_block(x, row, streams, column, size), "add", 0)
             b.results[0].store(b.rows, [row, column], t.broadcast(t.div(total, float(streams)), 0, 1))
 
-        t.loop(0, columns, size, [], step)
+        own_columns(schedule, columns, size, step)
 
-    return Kernel(body, lambda *b: [row_count(b)], "streams: ascending")
+    return Kernel(body, lambda *b: [row_count(b), *parts(schedule, columns, size)], "streams: ascending")
 
 
 @family("mhc.mixer")
 def mixer(request: Request, schedule: Schedule) -> Kernel:
     """pre, post [?, S] and comb [?, S, S] from X [?, S, H] and fn [(2+S)S, S H]. Grid: row blocks (model spec 3.2).
 
-    The product's rows pass through a workspace: then each valid row is finished alone, which keeps the coefficients in small tiles.
+    Products and squares of a row pass through workspaces: then each valid row is finished alone, which keeps the coefficients in small tiles.
+    With `segments` in the schedule K is cut in as many, multiplied by a launch of their own, and a second launch finishes: grid rows.
     """
     streams, columns = stream_shape(request)
-    count, k, panel = (2 + streams) * streams, streams * columns, schedule["panel"]
-    padded = whole_panels(count, panel)
-    block_rows, block_k = schedule["block_rows"], block(schedule, "block_k", k)
+    count, k, panel, segments = (2 + streams) * streams, streams * columns, schedule["panel"], schedule.get("segments", 0)
+    padded, pieces = whole_panels(count, panel), segments or 1
+    block_rows, block_k = schedule["block_rows"], block(schedule, "block_k", k // pieces)
 
-    def body(*buffers: Value) -> None:
-        b = bind(request, buffers)
-        x, fn, base, scale = b.operands
-        work, row = Rows(base.number, padded, b.workspaces[0]), t.mul(t.program_id(0), block_rows)
+    def multiply(b: Bound, row: Value, piece: Value) -> None:
+        (x, fn), (products, squares) = b.operands[:2], b.workspaces
+        first = t.mul(piece, k // pieces)
 
         def step(k0: Value, acc: Value, squares: Value) -> list[Value]:
             u = x.load(b.rows, [row, k0], [block_rows, block_k])
             weights = t.View(fn.values, [k, padded], panel).load([k0, 0], [block_k, padded])
             return [t.dot(u, t.cast(weights, "f32"), acc), t.add(squares, t.reduce(t.mul(u, u), "add", 1))]
 
-        acc, squares = t.loop(0, k, block_k, [t.full([block_rows, padded], 0.0), t.full([block_rows], 0.0)], step)
-        factor = t.rsqrt(t.add(t.mul(squares, 1.0 / k), request["norm_epsilon"]))
-        work.write(b.rows, [row, 0], t.mul(acc, t.broadcast(factor, 1, padded)))
+        zeros = [t.full([block_rows, padded], 0.0), t.full([block_rows], 0.0)]
+        acc, sums = t.loop(first, t.add(first, k // pieces), block_k, zeros, step)
+        t.View(products, [b.rows, pieces * padded]).store([row, t.mul(piece, padded)], acc)
+        t.View(squares, [b.rows, pieces]).store([row, piece], t.split_last(sums, 1))
+
+    def whole(*buffers: Value) -> None:
+        b, row = bind(request, buffers), t.mul(t.program_id(0), block_rows)
+        multiply(b, row, t.index(0))
         last = t.minimum(t.add(row, block_rows), b.rows)
-        t.loop(row, last, 1, [], lambda r: _finish(request, streams, work, base, scale, b.results, r))
+        t.loop(row, last, 1, [], lambda r: _finish(request, (streams, k, pieces, padded), b, r))
 
-    return Kernel(body, lambda *b: [t.ceil_div(row_count(b), block_rows)],
-                  f"coefficient: sum over k in blocks of {block_k}, ascending", {1: weight_layout((count, k), number_of(request, 1), False, panel)},
-                  (Workspace("f32", lambda rows: rows * padded),))
+    def part(*buffers: Value) -> None:
+        multiply(bind(request, buffers), t.mul(t.program_id(0), block_rows), t.program_id(1))
+
+    def finish(*buffers: Value) -> None:
+        _finish(request, (streams, k, pieces, padded), bind(request, buffers), t.program_id(0))
+
+    def blocks(*buffers: Value) -> list[Value]:
+        return [t.ceil_div(row_count(buffers), block_rows)]
+
+    order = f"coefficient: sum over k in blocks of {block_k}, ascending" + (f", then over {segments} segments" if segments else "")
+    layouts = {1: weight_layout((count, k), number_of(request, 1), False, panel)}
+    work = (Workspace("f32", lambda rows: rows * pieces * padded), Workspace("f32", lambda rows: rows * pieces))
+    if not segments:
+        return Kernel(whole, blocks, order, layouts, work)
+    return Kernel(finish, lambda *b: [row_count(b)], order, layouts, work, (Part(part, lambda *b: [*blocks(*b), segments]),))
 
 
-def _finish(request: Request, s: int, work: Rows, base: Rows, scale: Rows, results: list[Rows], row: Value) -> None:
-    """Coefficients of one row from its normed products."""
+def _finish(request: Request, sizes: tuple[int, int, int, int], b: Bound, row: Value) -> None:
+    """Coefficients of one row from its products and squares, added up over the segments; `sizes`: streams, k, segments, columns of products."""
+    (s, k, pieces, padded), (_, _, base, scale), (products, squares) = sizes, b.operands, b.workspaces
     epsilon, total = request["epsilon"], (2 + s) * s
+    power = t.reduce(t.View(squares, [None, pieces]).load([row, 0], [1, pieces]), "add", 1)
+    factor = t.rsqrt(t.add(t.mul(power, 1.0 / k), request["norm_epsilon"]))
 
     def part(number: int, first: int, count: int) -> Value:
-        factor = t.merge_last(t.broadcast(scale.vector(3, number, 1), 1, count))
-        return t.add(t.mul(work.line(row, first, count), factor), base.vector(total, first, count))
+        sums = t.reduce(t.View(products, [None, padded]).load([t.mul(row, pieces), first], [pieces, count]), "add", 0)
+        weight = t.merge_last(t.broadcast(scale.vector(3, number, 1), 1, count))
+        return t.add(t.mul(t.mul(sums, t.merge_last(t.broadcast(factor, 1, count))), weight), base.vector(total, first, count))
 
-    pre, post, comb = results
+    pre, post, comb = b.results
     pre.store(None, [row, 0], t.broadcast(t.add(t.sigmoid(part(0, 0, s)), epsilon), 0, 1))
     post.store(None, [row, 0], t.broadcast(t.mul(t.sigmoid(part(1, s, s)), 2.0), 0, 1))
     mixed = _sinkhorn(t.split_last(part(2, 2 * s, s * s), s), s, request["iterations"], epsilon)

@@ -12,6 +12,7 @@ from typing import Any
 import jinja2
 
 from tapeout.codegen.nvidia import emit_compute, emit_memory
+from tapeout.codegen.nvidia.exact import DECODERS, narrow_values, unread_values
 from tapeout.codegen.nvidia.hazards import Order, accesses, inside, nested, shared_buffers
 from tapeout.codegen.nvidia.printer import EmitError, Printer, as_number, extents, padded
 from tapeout.dialects import tile
@@ -26,6 +27,10 @@ import triton
 import triton.language as tl
 
 
+{% for helper in helpers -%}
+{{ helper }}
+
+{% endfor -%}
 @triton.jit
 def {{ name }}({{ arguments | join(", ") }}):
 {%- for line in lines %}
@@ -37,13 +42,16 @@ def {{ name }}({{ arguments | join(", ") }}):
 @dataclass(frozen=True)
 class Source:
     """A Triton kernel: its name, its text, its parameters as (buffer name, Triton type of the pointer); elements of its largest tile as
-    Triton holds it, and how many block-scaled products it has that a chip with such products must keep."""
+    Triton holds it, and how many block-scaled products it has that a chip with such products must keep. `language` "gluon" is a kernel of
+    several groups of warps, whose first has `first_warps`."""
 
     name: str
     text: str
     parameters: tuple[tuple[str, str], ...]
     largest_tile: int
     scaled_products: int
+    language: str = "triton"
+    first_warps: int = 0
 
     @property
     def signature(self) -> dict[str, str]:
@@ -64,11 +72,12 @@ def emit_module(module: ir.Module) -> Source:
     body, grid = list(module.body.operations)[:2]
     name, arguments = body.name.value, [a.value for a in body.attributes["tile.arguments"]]
     try:
-        lines = _Body(body, grid, arguments).lines()
+        printed = _Body(body, grid, arguments)
+        lines, helpers = printed.lines(), printed.helpers()
         parameters = tuple((a, _pointer(v)) for a, v in zip(arguments, body.arguments, strict=True))
     except EmitError as error:
         raise EmitError(f"kernel {name}: {error}") from None
-    text = _skeleton().render(name=name, arguments=arguments, lines=lines) + "\n"
+    text = _skeleton().render(name=name, arguments=arguments, lines=lines, helpers=helpers) + "\n"
     return Source(name, text, parameters, _largest_tile(body.operation), _scaled_products(body.operation))
 
 
@@ -101,6 +110,8 @@ class _Body:
         self._p = Printer()
         self._p.names.update(zip(body.arguments, arguments, strict=True))
         self._p.names.update(zip(grid.arguments, arguments, strict=True))
+        self._p.narrow = narrow_values(body)
+        self._unread = unread_values(body, self._p.narrow)
         self._order = Order(shared_buffers(body))
 
     def lines(self) -> list[str]:
@@ -108,6 +119,10 @@ class _Body:
         self._leave()
         self._block(self._body.entry_block)
         return [*self._p.head, *self._p.lines]
+
+    def helpers(self) -> list[str]:
+        """Texts of the functions that the lines call."""
+        return [DECODERS[name] for name in self._p.helpers]
 
     def _leave(self) -> None:
         """An instance at or beyond the run-time grid has nothing to do."""
@@ -125,7 +140,7 @@ class _Body:
 
     def _op(self, op: Any) -> None:
         name = op.operation.name
-        if name in ("func.return", "scf.yield"):
+        if name in ("func.return", "scf.yield") or (self._unread and set(op.results) and set(op.results) <= self._unread):
             return
         if name == "scf.for":
             self._loop(op)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
+from tapeout.codegen.nvidia.exact import DECODER, FP4_DECODER, nibble
 from tapeout.codegen.nvidia.printer import KINDS, EmitError, Printer, element, extents, literal, padded
 from tapeout.dialects._mlir import ir
 
@@ -92,13 +93,34 @@ def _constant(p: Printer, op: Any) -> None:
     if element(out) == "index":
         p.names[out] = literal(value.value)
     elif isinstance(out.type, ir.RankedTensorType):
-        p.assign(out, "constant", p.full(out, literal(ir.DenseElementsAttr(value).get_splat_value().value)))
+        number = literal(ir.DenseElementsAttr(value).get_splat_value().value)
+        p.assign(out, "constant", p.full(out, number, "bf16" if out in p.narrow else None))
     else:
         p.assign(out, "constant", p.full(out, literal(value.value)))
 
 
 def _convert(p: Printer, op: Any) -> None:
-    p.assign(op.results[0], op.name.split(".")[1], f"{p.names[op.operands[0]]}.to({KINDS[element(op.results[0])]})")
+    source, out = op.operands[0], op.results[0]
+    if source in p.narrow:  # BF16 already
+        p.names[out] = p.names[source]
+    elif out in p.narrow:
+        _decode(p, out, source)
+    else:
+        p.assign(out, op.name.split(".")[1], f"{p.names[source]}.to({KINDS[element(out)]})")
+
+
+def _decode(p: Printer, out: Any, source: Any) -> None:
+    """Codes as BF16; both halves of packed bytes come at once, the other's name is kept for its own op."""
+    found = nibble(out)
+    if found is None:
+        p.assign(out, "decoded", f"{p.helper(DECODER)}({p.names[source]})")
+        return
+    codes, half = found
+    if (codes, "halves") not in p.names:
+        names = [p.fresh(stem) for stem in ("low", "high")]
+        p.line(f"{', '.join(names)} = {p.helper(FP4_DECODER)}({p.names[codes]})")
+        p.names[codes, "halves"] = ", ".join(names)
+    p.names[out] = p.names[codes, "halves"].split(", ")[half]
 
 
 def _convert_index(p: Printer, op: Any) -> None:
@@ -112,7 +134,8 @@ def _convert_unsigned(p: Printer, op: Any) -> None:
 
 
 def _bitcast(p: Printer, op: Any) -> None:
-    p.assign(op.results[0], "bits", f"{p.names[op.operands[0]]}.to({KINDS[element(op.results[0])]}, bitcast=True)")
+    narrow = ".to(tl.bfloat16)" if op.results[0] in p.narrow else ""
+    p.assign(op.results[0], "bits", f"{p.names[op.operands[0]]}.to({KINDS[element(op.results[0])]}, bitcast=True){narrow}")
 
 
 # ---- shapes, reductions, products --------------------------------------------------------------------------------------
@@ -213,8 +236,29 @@ def _without_excess(p: Printer, value: Any, axis: int) -> str:
     return p.fresh_line("inner", f"tl.where({p.lane(value, axis)} < {n}, {p.names[value]}, 0.0).to({KINDS[element(value)]})")
 
 
+def _is_wide_bf16(value: Any) -> bool:
+    """Whether an f32 tile is a BF16 one, converted."""
+    return not isinstance(value.owner, ir.Block) and value.owner.name == "arith.extf" and element(value.owner.operands[0]) == "bf16"
+
+
+def _matmul_by_parts(p: Printer, op: Any) -> None:
+    """A BF16 tile times an f32 one: the f32 numbers are sums of three BF16 ones, so three BF16 products have the error of an f32 product."""
+    a, b, acc = op.operands
+    left, rest, found = _without_excess(p, a.owner.operands[0], 1), _without_excess(p, b, 0), p.names[acc]
+    parts = []
+    for _ in range(2):
+        parts.append(p.fresh_line("part", f"{rest}.to(tl.bfloat16)"))
+        rest = p.fresh_line("rest", f"{rest} - {parts[-1]}.to(tl.float32)")
+    for part in (f"{rest}.to(tl.bfloat16)", *reversed(parts)):
+        found = p.fresh_line("dot", f"tl.dot({left}, {part}, {found})")
+    p.names[op.results[0]] = found
+
+
 def _matmul(p: Printer, op: Any) -> None:
     a, b, acc = op.operands
+    if element(a) == "f32" and _is_wide_bf16(a):
+        _matmul_by_parts(p, op)
+        return
     precision = f', input_precision="{F32_PRODUCT}"' if element(a) == "f32" else ""
     p.assign(op.results[0], "dot", f"tl.dot({_without_excess(p, a, 1)}, {_without_excess(p, b, 0)}, {p.names[acc]}{precision})")
 

@@ -132,11 +132,12 @@ def gather(p: Printer, op: Any) -> None:
 
 
 def scatter(p: Printer, op: Any) -> None:
-    """Rows to numbered rows; of rows with one number the last wins, so that the result does not depend on which thread is first."""
+    """Rows to numbered rows; of rows with one number the last wins, so that the result does not depend on which thread is first. Where the
+    numbers are said to be distinct nobody looks."""
     count = extents(op.value)[0]
     ids, valid = _ids(p, op, count, rows_left(p, p.names[op.valid], "0", count))
     real = p.fresh_line("real", f"{valid} & ({ids} >= 0)" if valid else f"{ids} >= 0")
-    if count > 1:
+    if count > 1 and "tile.distinct" not in op.operation.attributes:
         row, other = p.lanes([count, count], 0), p.lanes([count, count], 1)
         marked = p.fresh_line("marked", f"tl.where({real}, {ids}, -1)")
         again = f"({other} > {row}) & ({marked}[None, :] == {marked}[:, None])"

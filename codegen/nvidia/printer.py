@@ -46,7 +46,8 @@ def literal(number: float) -> str:
 
 
 class Printer:
-    """Lines and names of one kernel. `head` holds what is computed once in front: instance numbers and lanes."""
+    """Lines and names of one kernel. `head` holds what is computed once in front: instance numbers and lanes; `narrow` values are held as BF16;
+    `helpers` are the functions that the lines call."""
 
     def __init__(self) -> None:
         self.names: dict[Any, str] = {}
@@ -55,6 +56,8 @@ class Printer:
         self.depth = 0
         self._count = 0
         self._known: dict[str, str] = {}
+        self.narrow: set[Any] = set()
+        self.helpers: dict[str, None] = {}
 
     def line(self, text: str) -> None:
         """One line at the present depth."""
@@ -78,6 +81,11 @@ class Printer:
     def of(self, values: Any) -> list[str]:
         """Names of values."""
         return [self.names[v] for v in values]
+
+    def helper(self, name: str) -> str:
+        """The name of a function that the source then brings along."""
+        self.helpers[name] = None
+        return name
 
     # ---- shapes --------------------------------------------------------------------------------------------------------
 
@@ -109,9 +117,9 @@ class Printer:
         """Offsets of a tile of one element."""
         return self._in_front("zero_" + "_".join(map(str, self.shape(value))), f"tl.full({self.shape(value)}, 0, tl.int32)")
 
-    def full(self, value: Any, number: str) -> str:
-        """A tile, or a scalar, of one number in a value's own type."""
-        return f"tl.full({self.shape(value)}, {number}, {KINDS[element(value)]})"
+    def full(self, value: Any, number: str, kind: str | None = None) -> str:
+        """A tile, or a scalar, of one number in a value's own type or another `kind`."""
+        return f"tl.full({self.shape(value)}, {number}, {KINDS[kind or element(value)]})"
 
     def typed(self, value: Any) -> str:
         """A value where its type must show: a number of type index is cast."""

@@ -1,14 +1,18 @@
 """Schedule rows of the NVIDIA targets: block sizes, warps and stages per kernel family.
 
-Every row serves all row buckets: a launch's grid covers the bucket and instances without rows leave. Weights lie row by row ([K, N], panel 0).
-Extents are powers of two where the shape allows: others are rounded up and their lanes idle. `warps` and `stages` are for the compiler.
+A row serves all row buckets, products and selection have rows of their own for some; instances without rows leave. Weights lie row by row
+([K, N], panel 0). Extents are powers of two where the shape allows: others are rounded up and their lanes idle. `warps` and `stages` are for
+the compiler.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from tapeout.codegen.kernel import Request, Schedule, width
+from tapeout.codegen.nvidia import product_schedules
+from tapeout.codegen.nvidia.block_sizes import fitting, padded, power
 from tapeout.codegen.nvidia.facts import Chip
+from tapeout.codegen.nvidia.overrides import attend_sm90
 from tapeout.codegen.row_values import columns_of
 from tapeout.dialects.types import Tensor
 
@@ -16,32 +20,20 @@ Row = Callable[[Request, Chip], Schedule]
 
 SCALE_GROUP = 32
 ROW_COLUMNS = 1024  # columns of a row-wise tile: a few for each thread
+SHORT_COLUMNS = 256  # the same where a block is several rows
+HELD_COLUMNS = 8192  # columns of rows that four warps hold: 64 numbers a thread
 ROW_ELEMENTS = 1024  # elements of a row-wise tile of several narrow rows
 MOVED_COLUMNS = 4096
 LONG_COLUMNS = 4096  # columns of a tile of logits
-TURN = 256  # what one more turn of a loop costs, in lanes
 LANES_EACH = 8  # elements of a tile for each thread
+GATE_SEGMENT = 512  # columns that one instance of the gate multiplies
+SELECTIONS = ("select_entries", "select_within")
+MOST_IN_PIECES, PIECES_AT_ONCE, LEAST_PIECE, PLACE_BITS = 128, 1024, 256, 16
 THREADS = 32
 
 
-def _padded(n: int) -> int:
-    return 1 << (n - 1).bit_length()
-
-
-def fitting(n: int, limit: int, multiple: int = 1) -> int:
-    """The divisor of n, a multiple of `multiple`, with the least idle lanes and turns; n where none is at most `limit`."""
-    found = [d for d in range(multiple, min(n, limit) + 1, multiple) if n % d == 0]
-    return min(found, key=lambda d: (n // d) * (_padded(d) + TURN), default=n)
-
-
-def power(n: int, limit: int, least: int = 1) -> int:
-    """The largest power of two up to `limit` that divides n, or any fitting divisor where it is less than `least`."""
-    found = min(n & -n, limit)
-    return found if found >= least else fitting(n, limit)
-
-
 def _warps(elements: int, most: int = 8) -> int:
-    return max(1, min(most, _padded(-(-elements // (THREADS * LANES_EACH)))))
+    return max(1, min(most, padded(-(-elements // (THREADS * LANES_EACH)))))
 
 
 def _compiled(row: dict[str, int], warps: int = 4, stages: int = 2) -> Schedule:
@@ -56,43 +48,69 @@ def _multiple(request: Request) -> int:
 def _rows(request: Request, chip: Chip) -> Schedule:
     """Row blocks of the last axis of the first operand."""
     block = fitting(width(request.operands[0]), ROW_COLUMNS, _multiple(request))
-    rows = max(1, ROW_ELEMENTS // _padded(block))
-    return _compiled({"block_rows": rows, "block_columns": block}, _warps(rows * _padded(block)))
+    rows = max(1, ROW_ELEMENTS // padded(block))
+    return _compiled({"block_rows": rows, "block_columns": block}, _warps(rows * padded(block)))
+
+
+def _norms(request: Request, chip: Chip) -> Schedule:
+    """Rows are read once and held, where the registers of four warps take them."""
+    row = _rows(request, chip)
+    held = int(row["block_rows"] * width(request.operands[0]) <= HELD_COLUMNS)
+    return {**row, "held": held, "warps": min(row["warps"], 4)}
+
+
+def _quantize(request: Request, chip: Chip) -> Schedule:
+    """Every block of columns has its own instances: nothing is summed, and few rows keep more of the chip busy."""
+    row = _rows(request, chip)
+    return {**row, "parts": width(request.operands[0]) // row["block_columns"]}
+
+
+def _swiglu(request: Request, chip: Chip) -> Schedule:
+    """Blocks of a power of two where the width has one: no lane idles in the quotients that take most of the time."""
+    n = width(request.operands[0])
+    block = fitting(n, SHORT_COLUMNS, _multiple(request))
+    rows = max(1, ROW_ELEMENTS // padded(block))
+    return _compiled({"block_rows": rows, "block_columns": block, "parts": n // block}, _warps(rows * padded(block)))
 
 
 def _streams(request: Request, chip: Chip) -> Schedule:
     """Column blocks of rows of a few streams: one row at a time."""
     block = fitting(width(request.operands[0]), ROW_COLUMNS, _multiple(request))
-    return _compiled({"block_columns": block}, _warps(2 * _padded(block)))
+    return _compiled({"block_columns": block}, _warps(2 * padded(block), 4))
 
 
-def _linear(request: Request, chip: Chip) -> Schedule:
-    weight = request.operands[1]
-    assert isinstance(weight, Tensor)
-    (n, k), groups = weight.sized(0), request["groups"]
-    scaled = weight.number.scaling is not None
-    width = n // groups
-    block_n = min(128, 1 << (width.bit_length() - 1))
-    step = 128 if scaled else 64
-    block_k = power(k, step, 32) if not scaled or k % 64 == 0 else fitting(k, step, SCALE_GROUP)
-    return _compiled({"block_m": 64, "block_n": block_n, "block_k": block_k, "panel": 0, "weights_first": 1}, 8, 3)
+def _summed_streams(request: Request, chip: Chip) -> Schedule:
+    """Every block of columns has its own instances."""
+    row = _streams(request, chip)
+    return {**row, "parts": width(request.operands[0]) // row["block_columns"]}
 
 
-def _expert_linear(request: Request, chip: Chip) -> Schedule:
-    """Packed weights as stored on the left; K is a multiple of 128."""
-    block_n = power(width(request.results[0]), 128, 16)
-    return _compiled({"block_m": 64, "block_n": block_n, "block_k": 128, "panel": 0, "weights_first": 1}, 8, 3)
+def _held_streams(request: Request, chip: Chip) -> Schedule:
+    """What the streams of a row collapse to stays in registers between the sum of squares and the norm."""
+    row = _streams(request, chip)
+    return {**row, "held": int(width(request.operands[0]) <= HELD_COLUMNS)}
+
+
+def _norm_rope(request: Request, chip: Chip) -> Schedule:
+    """Narrow rows: a warp holds one."""
+    block = fitting(width(request.operands[0]), ROW_COLUMNS, _multiple(request))
+    return _compiled({"block_columns": block, "held": int(width(request.operands[0]) <= ROW_COLUMNS)}, _warps(padded(block), 1))
 
 
 def _expert_gate(request: Request, chip: Chip) -> Schedule:
-    return _compiled({"block_rows": 16, "block_k": power(width(request.operands[0]), 32, 16), "panel": 0}, 4, 3)
+    """Segments of the columns times blocks of experts: enough instances for few rows."""
+    view, k = request.operands[1], width(request.operands[0])
+    assert isinstance(view, Tensor)
+    segments = k // GATE_SEGMENT if k % GATE_SEGMENT == 0 else 1
+    sizes = {"block_rows": 64, "block_n": _gate_columns(request, 64), "block_k": power(k // segments, 64, 16)}
+    return _compiled({**sizes, "segments": segments, "panel": 0}, 4, 3)
 
 
-def _mixer(request: Request, chip: Chip) -> Schedule:
-    """One panel holds all coefficients: rounded up to a power of two they lie row by row."""
-    weight = request.operands[1]
-    assert isinstance(weight, Tensor)
-    return _compiled({"block_rows": 16, "block_k": power(columns_of(request.operands[0]), 64, 16), "panel": _padded(weight.sized(0)[0])}, 4, 3)
+def _gate_columns(request: Request, most: int) -> int:
+    """Experts of a block; how many does not show in a score."""
+    view = request.operands[1]
+    assert isinstance(view, Tensor)
+    return power(view.sized(0)[0], most, 16)
 
 
 def _rope(request: Request, chip: Chip) -> Schedule:
@@ -105,27 +123,44 @@ def _moved(request: Request, chip: Chip) -> Schedule:
     view = request.results[0] if request.results else request.operands[0]
     columns = columns_of(view)
     block = min(MOVED_COLUMNS, 1 << (columns.bit_length() - 1))
-    rows = min(64, max(1, MOVED_COLUMNS // _padded(columns)))
+    rows = min(64, max(1, MOVED_COLUMNS // padded(columns)))
     return _compiled({"block_rows": rows, "block_columns": block}, _warps(rows * block))
 
 
 def _attend(request: Request, chip: Chip) -> Schedule:
     """All heads share decoded keys. Sums lie in tensor memory; without it they fill the registers, and keys come first: the second product
     then reads both factors from shared memory."""
+    if attend_sm90.why_not(request, chip) is None:
+        return attend_sm90.ROW
     settings = request.of("mla.attend") if request.op.startswith("nn.fused") else dict(request.attributes)
     keys, keys_first = (16, 0) if chip.tensor_memory_bytes else (32, 1)
     sizes = {"block_heads": power(settings["heads"], 64), "block_keys": keys}
     return _compiled({**sizes, "joined": 1, "split": 1, "keys_first": keys_first}, 8, 2)
 
 
+def _pieces(request: Request, row: Schedule, rows: int) -> int:
+    """Pieces of a row's entries in a bucket: fewer than the chip has places for, none where rows alone fill it, where the workspace does not
+    hold every row's entries, or where keys have no bits for so many places."""
+    within = request.op == "mla.select_within"
+    entries = width(request.operands[6]) * request["block"] if within else width(request.operands[5]) * request["block_tokens"] // request["ratio"]
+    places = request["top_k"] + entries + 2 * row["block_places"]
+    bytes_of_a_row = 2 * 4 * 2 * places * (1 if within else 2)
+    if rows > MOST_IN_PIECES or rows * bytes_of_a_row > row["workspace_bytes"] or places.bit_length() > PLACE_BITS:
+        return 0
+    return max(1, min(PIECES_AT_ONCE // rows, entries // LEAST_PIECE))
+
+
 def _selection(request: Request, chip: Chip) -> Schedule:
-    return _compiled({"workspace_bytes": 256 << 20, "chunk": 4096, "block_keys": 64, "block_places": 1024}, 8, 2)
+    """Candidates hold a block's worth of keys for every lane, and products of few heads are no tensor-core products: smaller tiles. Left alone
+    the assembler spills a little to fit one more instance: it is told that it may use what there is."""
+    keys, places = (128 if request["heads"] >= 16 else 64), (512 if request.op == "mla.select_candidates" else 1024)
+    return _compiled({"workspace_bytes": 256 << 20, "chunk": 4096, "block_keys": keys, "block_places": places, "pieces": 0, "registers": 255})
 
 
 def _logits(operand: int) -> Row:
     def row(request: Request, chip: Chip) -> Schedule:
         block = fitting(width(request.operands[operand]), LONG_COLUMNS)
-        return _compiled({"block_columns": block}, _warps(_padded(block), 16))
+        return _compiled({"block_columns": block}, _warps(padded(block), 16))
 
     return row
 
@@ -144,13 +179,18 @@ def _fixed(warps: int = 4, **sizes: int) -> Row:
 
 
 ROWS: Mapping[str, Row] = {
-    "linear": _linear,
+    "linear": product_schedules.linear,
     "expert_gate": _expert_gate,
-    "dispatch": _fixed(block_experts=4, block_pairs=128),
-    "expert_linear": _expert_linear,
-    "mixer": _mixer,
-    **dict.fromkeys(("swiglu", "rms_norm", "quantize"), _rows),
-    **dict.fromkeys(("norm_rope_quantize", "start", "collapse", "collapse_norm", "expand", "mean", "engram_gate", "combine"), _streams),
+    "dispatch": _fixed(block_experts=1, block_pairs=1024),
+    "expert_linear": product_schedules.expert_linear,
+    "mixer": product_schedules.mixer,
+    "swiglu": _swiglu,
+    "rms_norm": _norms,
+    "quantize": _quantize,
+    "norm_rope_quantize": _norm_rope,
+    **dict.fromkeys(("start", "engram_gate"), _streams),
+    **dict.fromkeys(("collapse", "expand", "mean", "combine"), _summed_streams),
+    "collapse_norm": _held_streams,
     "rope": _rope,
     **dict.fromkeys(("embed", "take", "concat", "stack", "stage", "commit", "append"), _moved),
     **dict.fromkeys(("patch", "partners", "commits", "compress", "hash_rows"), _fixed(1, block_rows=32)),
@@ -160,7 +200,7 @@ ROWS: Mapping[str, Row] = {
     "lookup": _fixed(block_rows=8),
     "attend": _attend,
     "pool": _pool,
-    **dict.fromkeys(("select_entries", "select_within"), _selection),
+    **dict.fromkeys(SELECTIONS, _selection),
     "correct": _logits(1),
     "draw": _logits(0),
     "confidence": _confidence,
@@ -173,17 +213,18 @@ def schedule_for(chip: Chip) -> Callable[[str, Request], Schedule]:
     return lambda family, request: ROWS.get(family, PLAIN)(request, chip)
 
 
-def for_bucket(family: str, request: Request, row: Schedule, rows: int) -> Schedule:
-    """The row for a launch of at most `rows` rows: fewer tokens a block, all else as it is, so that a row's sums keep their order and bits."""
-    if not row.get("weights_first"):
-        return row
-    share = 1.0
-    if family == "expert_linear":
-        experts = request.operands[1]
-        assert isinstance(experts, Tensor)
-        share = 2 * columns_of(request.operands[2]) / experts.sized(0)[0]  # twice the mean: pairs are not spread evenly
-    most = 64 if family == "expert_linear" else 128
-    return {**row, "block_m": max(16, min(most, _padded(max(1, int(rows * share)))))}
+def bucket_rows_for(chip: Chip) -> Callable[[str, Request, Schedule, int], Schedule]:
+    """The function that gives a chip's row for a bucket: family, request, the row for all buckets, rows of the bucket."""
+
+    def row_for(family: str, request: Request, row: Schedule, rows: int) -> Schedule:
+        if family in SELECTIONS:
+            pieces = _pieces(request, row, rows)
+            return {**row, "pieces": pieces, "warps": 4 if pieces else row["warps"]}
+        if family == "expert_gate":
+            return {**row, "block_n": _gate_columns(request, 64 if rows <= MOST_IN_PIECES else 128)}
+        return product_schedules.for_bucket(family, request, row, rows, chip)
+
+    return row_for
 
 
 def launch_settings(schedule: Mapping[str, Any]) -> tuple[int, int]:

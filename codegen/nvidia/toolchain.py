@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import io
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,8 @@ from tapeout.codegen.nvidia.report import Report, report
 from tapeout.codegen.nvidia.schedules import launch_settings
 
 FIRST, LAST = (3, 6), (3, 9)
+GLUON = (3, 9)
+"""The Triton whose Gluon the overrides are written in."""
 WARP = 32
 ALIGNMENT = 16
 """Bytes that every buffer's address is a multiple of: the code relies on it and the loader checks it."""
@@ -90,12 +93,18 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def compile_cubin(source: Source, chip: Chip, schedule: Mapping[str, Any]) -> Compiled:
-    """Compiles an emitted kernel for a chip with a schedule row's warps and stages. Raises `ToolchainMissing`, `ToolchainError`."""
-    probe()
+    """Compiles an emitted kernel for a chip with a schedule row's warps, stages and, where it sets some, registers a thread.
+
+    Raises `ToolchainMissing`, `ToolchainError`.
+    """
+    found = probe()
+    if source.language == "gluon" and _release(found.version) < GLUON:
+        raise ToolchainError(f"kernel {source.name} for {chip.name}: its override needs Triton {'.'.join(map(str, GLUON))} or later, found "
+                             f"{found.version}; the plain form is chosen by a tuned row with override 0")  # fmt: skip
     warps, stages = launch_settings(schedule)
     with tempfile.TemporaryDirectory() as folder, _settings(Path(folder)) as log:
         try:
-            made = _compile(source, chip, warps, stages, Path(folder))
+            made = _compile(source, chip, schedule, Path(folder))
         except Exception as error:  # Triton raises what its parts raise: the border to it is here
             raise ToolchainError(f"kernel {source.name} for {chip.name}: {_first_words(error, log.getvalue())}") from error
         text = log.getvalue()
@@ -106,17 +115,24 @@ def compile_cubin(source: Source, chip: Chip, schedule: Mapping[str, Any]) -> Co
 
 def _compiled(source: Source, chip: Chip, warps: int, stages: int, made: Any, log: str) -> Compiled:
     meta, ptx = made.metadata, made.asm["ptx"]
+    threads = re.search(r"\.reqntid\s+(\d+)", ptx)
+    if threads is not None and int(threads[1]) != warps * WARP:
+        raise ToolchainError(f"kernel {source.name} for {chip.name}: compiled for {threads[1]} threads, its row says {warps} warps")
     columns, scratch, profile = (int(getattr(meta, name, 0) or 0) for name in ("tmem_size", "global_scratch_size", "profile_scratch_size"))
     found = report(log, ptx, chip, warps, meta.shared, columns, source.scaled_products)
     return Compiled(meta.name, chip.name, made.asm["cubin"], ptx, tuple(name for name, _ in source.parameters), warps, stages, meta.shared,
                     columns, scratch, profile, found)
 
 
-def _compile(source: Source, chip: Chip, warps: int, stages: int, folder: Path) -> Any:
+def _compile(source: Source, chip: Chip, schedule: Mapping[str, Any], folder: Path) -> Any:
     backends, compiler = _part("backends.compiler"), _part("compiler")
     aligned = {(i,): [["tt.divisibility", ALIGNMENT]] for i in range(len(source.parameters))}
-    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": False, "sanitize_overflow": False}
-    made = compiler.ASTSource(_function(source, folder), source.signature, {}, aligned)
+    warps, stages = launch_settings(schedule)
+    options = {"num_warps": source.first_warps or warps, "num_stages": stages, "enable_fp_fusion": False, "sanitize_overflow": False}
+    if schedule.get("registers"):
+        options["maxnreg"] = int(schedule["registers"])
+    tree = _part("experimental.gluon._runtime").GluonASTSource if source.language == "gluon" else compiler.ASTSource
+    made = tree(_function(source, folder), source.signature, {}, aligned)
     return compiler.compile(made, target=backends.GPUTarget("cuda", chip.capability, WARP), options=options)
 
 

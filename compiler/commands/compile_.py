@@ -11,7 +11,7 @@ MEBIBYTE = 1 << 20
 def command(
     path: Annotated[Path, typer.Argument(help="a Hugging Face folder or its config.json; weights are not needed")],
     output: Annotated[Path, typer.Option("-o", "--output", help="folder of the artifact")],
-    target: Annotated[str, typer.Option(help="cpu, sm90, sm100 or sm103; several as sm90,cpu: each gets a folder of its own")] = "cpu",
+    target: Annotated[str, typer.Option(help="cpu, sm90, sm100, sm103 or ascend950; several as sm90,cpu: each gets a folder of its own")] = "cpu",
     max_rows: Annotated[int, typer.Option(help="rows of the largest step")] = 512,
     max_sequences: Annotated[int, typer.Option(help="sequences that run at once")] = 8,
     max_outputs: Annotated[int, typer.Option(help="rows of a step that may ask for logits")] = 512,

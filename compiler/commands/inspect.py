@@ -7,18 +7,18 @@ import typer
 
 if TYPE_CHECKING:
     from tapeout.models.deepseek_v41.config import ModelConfig
+    from tapeout.runtime.artifact import Artifact
 
 
 def command(
-    path: Annotated[Path, typer.Argument(help="config.json, a Hugging Face folder or an artifact")],
+    path: Annotated[Path, typer.Argument(help="config.json, a Hugging Face folder, an artifact or several of one compile")],
     allow_unknown_keys: Annotated[bool, typer.Option("--allow-unknown-keys", help="accept configuration keys that are not known")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Show what a configuration, checkpoint folder or artifact holds."""
-    from tapeout.runtime.artifact import MANIFEST
-
-    if (path / MANIFEST).is_file():
-        _artifact(path, as_json)
+    found = _members(path)
+    if found:
+        _artifacts(found, as_json)
     else:
         _model(path, allow_unknown_keys, as_json)
 
@@ -89,12 +89,34 @@ def _show(data: dict[str, Any], weights: Any, active: Any) -> None:
         print(f"keys without effect: {', '.join(data['ignored_keys'])}")
 
 
-def _artifact(path: Path, as_json: bool) -> None:
+def _members(path: Path) -> dict[str, Path]:
+    """Artifacts by target, of a set or of a folder that is one; none for anything else."""
+    from tapeout.runtime.artifact_set import members
+    from tapeout.runtime.errors import ArtifactFolderMissing
+
+    try:
+        return members(path)
+    except ArtifactFolderMissing:
+        return {}
+
+
+def _artifacts(found: dict[str, Path], as_json: bool) -> None:
     from tapeout.compiler import report
     from tapeout.runtime.artifact import load_artifact
-    from tapeout.runtime.artifact_set import members
 
-    artifact = load_artifact(path, target=next(iter(members(path))))
+    artifacts = {target: load_artifact(path, target=target) for target, path in found.items()}
+    data = {target: _data(artifact) for target, artifact in artifacts.items()}
+
+    def show() -> None:
+        for target, artifact in artifacts.items():
+            _show_artifact(artifact, data[target])
+
+    report.emit(data if len(data) > 1 else next(iter(data.values())), as_json, show)
+
+
+def _data(artifact: "Artifact") -> dict[str, Any]:
+    from dataclasses import asdict
+
     m = artifact.manifest
     launches = {entry: {str(b): len(p.launches) for b, p in programs.items()} for entry, programs in artifact.programs.items()}
     data = {
@@ -109,16 +131,33 @@ def _artifact(path: Path, as_json: bool) -> None:
         "kernels": [k.model_dump() for k in m.kernels],
         "states": [s.model_dump(mode="json") for s in m.states],
     }
+    return data | ({"bounds": [asdict(b) for b in _bounds(artifact)]} if m.gpu else {})
 
-    def show() -> None:
-        print(
-            f"artifact {m.identity[:16]} of {m.model.architecture} for {', '.join(m.targets)} ({m.cpu.level}); row buckets {list(m.row_buckets)}"
-        )
-        report.table(
-            "kernels",
-            ["family", "op", "schedule", "origin"],
-            [(k.family, k.op, " ".join(f"{n}={v}" for n, v in k.schedule.items()), k.origin) for k in m.kernels],
-        )
-        report.table("launches", ["entry point", *map(str, m.row_buckets)], [(e, *per.values()) for e, per in launches.items()])
 
-    report.emit(data, as_json, show)
+def _bounds(artifact: "Artifact") -> list[Any]:
+    """What limits each launch of a GPU artifact."""
+    from tapeout.codegen.nvidia.facts import chip
+    from tapeout.compiler.gpu_bounds import bounds
+
+    m = artifact.manifest
+    config: Any = m.model.config["text_config"]
+    return bounds([k.symbol for k in m.kernels], artifact.programs, chip(artifact.target), config, m.options, artifact.draft_block)
+
+
+def _show_artifact(artifact: "Artifact", data: dict[str, Any]) -> None:
+    from tapeout.compiler.gpu_bounds import BINARY_COLUMNS, COLUMNS, Bound, binary_rows, rows_of
+    from tapeout.compiler.report import table
+
+    m, launches = artifact.manifest, data["launches"]
+    level = m.cpu.level if m.gpu is None else f"{m.gpu.chip}, driver of CUDA {m.gpu.cuda[0]}.{m.gpu.cuda[1]}"
+    print(f"artifact {m.identity[:16]} of {m.model.architecture} for {', '.join(m.targets)} ({level}); row buckets {list(m.row_buckets)}")
+    table(
+        "kernels",
+        ["family", "op", "schedule", "origin"],
+        [(k.family, k.op, " ".join(f"{n}={v}" for n, v in k.schedule.items()), k.origin) for k in m.kernels],
+    )
+    if m.gpu:
+        table("binaries: bytes of shared memory a block, of spills and local memory a thread", BINARY_COLUMNS, binary_rows(m.kernels))
+        bounds = rows_of([Bound(**row) for row in data["bounds"]])
+        table("bounds of a launch (microseconds), largest share of a program first", COLUMNS, bounds)
+    table("launches", ["entry point", *map(str, m.row_buckets)], [(e, *per.values()) for e, per in launches.items()])

@@ -15,7 +15,7 @@ MEBIBYTE = 1 << 20
 
 def command(
     path: Annotated[Path, typer.Argument(help="config.json or a Hugging Face folder")],
-    target: Annotated[str, typer.Option(help="cpu")] = "cpu",
+    target: Annotated[str, typer.Option(help="cpu, sm90, sm100, sm103 or ascend950; all but the first also give bounds of every kernel")] = "cpu",
     context: Annotated[int, typer.Option(help="tokens of the longest sequence")] = 4096,
     sequences: Annotated[int, typer.Option(help="sequences that run at once")] = 8,
     max_rows: Annotated[int, typer.Option(help="rows of the largest step")] = 512,
@@ -26,10 +26,13 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Show what a compiled model would need: state, work, weights, memory, kernels."""
+    from tapeout.codegen.ascend.facts import TARGETS as ASCEND
+    from tapeout.codegen.nvidia.facts import CHIPS
     from tapeout.compiler import report
     from tapeout.compiler.driver import Watch, plan
     from tapeout.compiler.errors import SettingsError
     from tapeout.compiler.settings import Settings
+    from tapeout.compiler.targets import target_of
     from tapeout.models.deepseek_v41.config import load_config
 
     config = load_config(path, allow_unknown_keys=allow_unknown_keys)
@@ -43,11 +46,17 @@ def command(
             block_tokens=block_tokens,
             workspace_bytes=workspace * MEBIBYTE,
         )
+        if target in ASCEND:
+            target_of(target).require()
         planned = plan(config, settings, Watch())
     except SettingsError as error:
         raise error.renamed({"--max-context": "--context", "--max-sequences": "--sequences"}) from None
     assert planned is not None, "a plan without stop_after is whole"
     data = facts(config, settings, planned)
+    if target in ASCEND:
+        data["ascend"] = _ascend(config, settings, planned)
+    if target in CHIPS:
+        data["gpu"] = {"bounds": _gpu_bounds(config, settings, planned)}
     report.emit(data, as_json, lambda: _show(data))
 
 
@@ -87,6 +96,33 @@ def facts(config: "ModelConfig", settings: "Settings", planned: "Planned") -> di
     }
 
 
+def _ascend(config: "ModelConfig", settings: "Settings", planned: "Planned") -> dict[str, Any]:
+    """Compiled facts of the kernels and static bounds of their launches, in microseconds."""
+    from dataclasses import asdict
+
+    from tapeout.compiler.ascend_bounds import bounds
+    from tapeout.compiler.cache import Cache, default_root
+
+    kernels, found = bounds(planned, config, settings, Cache(default_root()))
+    return {"kernels": kernels, "bounds": [asdict(b) for b in found]}
+
+
+def _gpu_bounds(config: "ModelConfig", settings: "Settings", planned: "Planned") -> list[dict[str, Any]]:
+    """What limits each launch, in microseconds; needs no compile."""
+    from dataclasses import asdict
+
+    from tapeout.codegen.nvidia.facts import chip
+    from tapeout.compiler.gpu_bounds import bounds
+    from tapeout.runtime.artifact import Options
+
+    options = Options(max_rows=settings.max_rows, max_sequences=settings.max_sequences, max_outputs=settings.outputs,
+                      max_context=settings.max_context, block_tokens=settings.block_tokens, workspace_bytes=settings.workspace_bytes,
+                      cpu=settings.cpu)  # fmt: skip
+    text: Any = config.canonical()["text_config"]
+    symbols = [k.symbol for k in planned.kernels]
+    return [asdict(b) for b in bounds(symbols, planned.programs, chip(settings.target), text, options, config.text.dspark_block_size)]
+
+
 def _exchange(planned: "Planned", settings: "Settings", block: int) -> dict[str, int]:
     """Bytes of every value that passes between host and programs, for the largest bucket."""
     from tapeout.runtime.artifact import BITS, extent_bound
@@ -116,4 +152,34 @@ def _show(data: dict[str, Any]) -> None:
     table("launches of the largest bucket", ["entry point", "launches"], list(data["launches"].items()))
     table(
         "kernels", ["symbol", "schedule"], [(k["symbol"], " ".join(f"{n}={v}" for n, v in k["schedule"].items())) for k in data["kernels"]]
+    )
+    if "ascend" in data:
+        _show_ascend(data["ascend"])
+    if "gpu" in data:
+        from tapeout.compiler.gpu_bounds import COLUMNS, Bound, rows_of
+
+        bounds = rows_of([Bound(**row) for row in data["gpu"]["bounds"]])
+        table("bounds of a launch (microseconds), largest share of a program first", COLUMNS, bounds)
+
+
+def _show_ascend(data: dict[str, Any]) -> None:
+    from tapeout.compiler.ascend_bounds import Bound, rows_of
+    from tapeout.compiler.report import table
+
+    rows = [
+        (
+            k["symbol"], k["mode"], *k["memory"].values(), k["core_flags"], k["instance"].get("vector_operations", 0),
+            k["step"].get("vector_operations", 0), sum(v for n, v in (*k["instance"].items(), *k["step"].items()) if n.startswith("products")),
+        )
+        for k in data["kernels"]
+    ]  # fmt: skip
+    table(
+        "compiled kernels: bytes by memory; vector operations an instance and a step; multiply-adds of both",
+        ["symbol", "mode", *data["kernels"][0]["memory"], "core flags", "vector", "a step", "multiply-adds"],
+        rows,
+    )
+    table(
+        "static bounds of a launch (microseconds), largest share of a program first",
+        ["kernel", "program", "launches", "instances", "blocks", "bytes", "cube", "vector", "bound", "limit"],
+        rows_of([Bound(**row) for row in data["bounds"]]),
     )

@@ -22,13 +22,14 @@ from numpy.typing import NDArray
 from tapeout.models.deepseek_v41.config import ModelConfig, load_config, parse_config, shipped_config
 from tapeout.models.deepseek_v41.engram_primes import layer_primes
 from tapeout.models.deepseek_v41.errors import ConfigError
-from tapeout.models.deepseek_v41.tensors import Dtype, TensorSpec
+from tapeout.models.deepseek_v41.tensors import Dtype, TensorSpec, scale_name, tensor_table
 from tapeout.models.tiny import write_checkpoint, write_tokenizer
 from tapeout.models.tiny.heads import EMBED_NORM, LOGIT_SPREAD, draw_for
 from tapeout.models.tiny.tokenizer import token_map_json
-from tapeout.models.tiny.weights import E4M3_RMS, Array, gain, stored_values
+from tapeout.models.tiny.weights import E4M3_RMS, Array, gain, stored_scale, stored_values
 
-LARGE = 1 << 20  # elements from which a tensor is drawn by bytes instead of one normal number an element
+LARGE = 1 << 20  # elements from which a tensor is cut from a pool instead of drawn one by one
+POOL = (1 << 22) - 3  # random elements of a pool; a prime, so that no two rows of a matrix begin at one place
 ENGRAM_VOCABULARY = 65536  # rows of a hash table, about; the released model has 16 million
 SHARDS = 8
 HELP = "layers to keep, as 0-2,8,14; a compressed layer needs the source whose entries it reads"
@@ -78,18 +79,51 @@ def _compressed_ids(config: ModelConfig) -> int:
     return max(json.loads(token_map_json(config))) + 1
 
 
+class SliceTensors:
+    """The tensors of a slice by name, made when asked for: the bytes that `write_slice` writes, for whoever needs no files."""
+
+    def __init__(self, config: ModelConfig, seed: int = 0) -> None:
+        self._config, self._seed, self._table = config, seed, tensor_table(config)
+        self._weights = {scale_name(name): spec for name, spec in self._table.items() if spec.dtype is not Dtype.F8_E8M0}
+
+    def tensor(self, name: str) -> Array:
+        """Stored values; raises KeyError for a name that is not in the table."""
+        spec = self._table[name]
+        if spec.dtype is not Dtype.F8_E8M0:
+            return slice_values(self._config, spec, self._seed)
+        return stored_scale(self._weights[name], spec, self._seed)
+
+
 def slice_values(config: ModelConfig, spec: TensorSpec, seed: int) -> Array:
-    """Stored values of a tensor that is not a scale; large ones take one random byte an element, as one of 256 normal quantiles."""
-    size = int(np.prod(spec.shape))
-    if size < LARGE or spec.dtype not in (Dtype.F8_E4M3, Dtype.BF16):
+    """Stored values of a tensor that is not a scale; large ones are cut from a pool of random codes, whose prime length keeps rows apart."""
+    if int(np.prod(spec.shape)) < LARGE or spec.dtype is Dtype.F32:
         return stored_values(config, spec, seed)
-    table = _quantiles(E4M3_RMS).astype(ml_dtypes.float8_e4m3fn) if spec.dtype is Dtype.F8_E4M3 else _bfloat16(spec)
-    codes = table.view(np.uint8 if spec.dtype is Dtype.F8_E4M3 else np.uint16)
-    picks = draw_for(seed, spec.name).integers(0, 256, spec.shape, dtype=np.uint8)
-    return codes[picks].view(table.dtype)
+    pool = _pool(spec.dtype, seed)
+    if spec.dtype is Dtype.BF16:
+        pool = _bfloat16(spec)[pool.view(np.uint8)]
+    return _cut(pool, spec, seed)
 
 
-def _bfloat16(spec: TensorSpec) -> NDArray[Any]:
+def _cut(pool: Array, spec: TensorSpec, seed: int) -> Array:
+    """The tensor's elements: the pool over and over, from a place that its name decides."""
+    out = np.empty(int(np.prod(spec.shape)), pool.dtype)
+    start = int(draw_for(seed, spec.name).integers(POOL))
+    first = min(POOL - start, out.size)
+    out[:first] = pool[start : start + first]
+    for at in range(first, out.size, POOL):
+        part = out[at : at + POOL]
+        part[:] = pool[: part.size]
+    return out.reshape(spec.shape)
+
+
+@cache
+def _pool(dtype: Dtype, seed: int) -> Array:
+    """Random bytes: FP8 codes as 256 equally likely quantiles of a normal distribution, packed FP4 and BF16 indices as they come."""
+    picks = draw_for(seed, f"pool {dtype}").integers(0, 256, POOL, dtype=np.uint8)
+    return _quantiles(E4M3_RMS).astype(ml_dtypes.float8_e4m3fn)[picks] if dtype is Dtype.F8_E4M3 else picks
+
+
+def _bfloat16(spec: TensorSpec) -> Array:
     spread = {"embed.weight": EMBED_NORM, "head.weight": LOGIT_SPREAD / np.sqrt(spec.shape[1])}
     return _quantiles(spread.get(spec.name, gain(spec.name) / np.sqrt(spec.shape[1]))).astype(ml_dtypes.bfloat16)
 

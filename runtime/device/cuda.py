@@ -1,7 +1,7 @@
 """The CUDA device: cubins, memory and graphs through the driver API of cuda-bindings, and nothing else of CUDA.
 
-A table is one CUDA graph: the input block goes up, the kernels run in order, the result block comes back. Launch sizes are the artifact's
-upper bounds, so nothing is read back in between. Chip, driver and every kernel are checked when the device is opened.
+A table is one CUDA graph: the input block goes up, the kernels run in order or in branches, the result block comes back. Launch sizes are the
+artifact's upper bounds, so nothing is read back in between. Chip, driver and every kernel are checked when the device is opened.
 """
 
 import ctypes
@@ -16,8 +16,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tapeout.runtime.artifact import MANIFEST, Artifact, Binary, GpuLevel
+from tapeout.runtime.artifact import MANIFEST, Artifact
+from tapeout.runtime.artifact_kernels import Binary, GpuLevel
 from tapeout.runtime.device import Call, Region, Use
+from tapeout.runtime.device.branches import Branching, is_branching
 from tapeout.runtime.device.memory import address, zeroed
 from tapeout.runtime.errors import BinaryRefused, ChipMismatch, DeviceFailed, DriverMissing, DriverOld, MemoryRefused, SymbolMissing
 
@@ -70,6 +72,13 @@ def capability(driver: Driver, ordinal: int = 0) -> tuple[int, int]:
     return driver.attribute("COMPUTE_CAPABILITY_MAJOR", device), driver.attribute("COMPUTE_CAPABILITY_MINOR", device)
 
 
+def description(driver: Driver, ordinal: int = 0) -> tuple[str, tuple[int, int], tuple[int, int]]:
+    """Name and compute capability of a GPU, and the CUDA version that its driver is for."""
+    raw, number = driver("cuDeviceGetName", 128, driver("cuDeviceGet", ordinal)), int(driver("cuDriverGetVersion"))
+    name = raw.split(b"\0")[0].decode(errors="replace").strip() if isinstance(raw, bytes) else str(raw)
+    return name, capability(driver, ordinal), (number // 1000, number % 1000 // 10)
+
+
 @dataclass(frozen=True)
 class GraphTable:
     """A graph ready to be launched, and the calls it holds."""
@@ -96,7 +105,7 @@ class CudaDevice:
     def __init__(self, artifact: Artifact, *, tables: Literal["host", "device"] = "host", ordinal: int = 0, module: Any = None) -> None:
         self._place, self._tables_on = artifact.directory / MANIFEST, tables
         self._driver = driver = load_driver(module)
-        self._device = driver("cuDeviceGet", ordinal)
+        self._device, self._ordinal = driver("cuDeviceGet", ordinal), ordinal
         self._check(artifact.manifest.gpu)
         self._undo: list[tuple[Any, ...]] = []
         self._end = weakref.finalize(self, _undo_all, driver, self._undo)
@@ -121,17 +130,13 @@ class CudaDevice:
         """This chip exactly, and a driver that is new enough."""
         if level is None:
             raise ChipMismatch(f"{self._place}: gpu", "no chip", "the chip of its binaries")
-        major, minor = (self._driver.attribute(f"COMPUTE_CAPABILITY_{part}", self._device) for part in ("MAJOR", "MINOR"))
+        name, (major, minor), cuda = description(self._driver, self._ordinal)
         if (major, minor) != level.capability:
-            raw = self._driver("cuDeviceGetName", 128, self._device)
-            name = raw.split(b"\0")[0].decode(errors="replace").strip() if isinstance(raw, bytes) else str(raw)
             wanted = f"{level.chip}, compute capability {level.capability[0]}.{level.capability[1]}"
             raise ChipMismatch(f"{self._place}: gpu", f"{name}, compute capability {major}.{minor}", wanted)
-        number = int(self._driver("cuDriverGetVersion"))
-        found = (number // 1000, number % 1000 // 10)
-        if found < level.cuda:
+        if cuda < level.cuda:
             raise DriverOld(
-                f"{self._place}: gpu.cuda", f"a driver for CUDA {found[0]}.{found[1]}", f"CUDA {level.cuda[0]}.{level.cuda[1]} or later"
+                f"{self._place}: gpu.cuda", f"a driver for CUDA {cuda[0]}.{cuda[1]}", f"CUDA {level.cuda[0]}.{level.cuda[1]} or later"
             )
 
     def _load(self, folder: Path, symbol: str, binary: Binary) -> Loaded:
@@ -244,6 +249,19 @@ class CudaDevice:
             self._enter()
             self._driver("cuMemcpyDtoH", address(region.host), region.address, size)
 
+    def read(self, address: int, size: int) -> bytes:
+        """Bytes of a region, as the last run that is through left them."""
+        self._enter()
+        found = np.empty(size, np.uint8)
+        if size:
+            self._driver("cuMemcpyDtoH", found.ctypes.data, address, size)
+        return found.tobytes()
+
+    def write(self, address: int, data: bytes) -> None:
+        """Bytes into a region, in front of the next run."""
+        self._enter()
+        self._copy_up(address, np.frombuffer(data, np.uint8), len(data))
+
     # -- launches
 
     def table(self, calls: Sequence[Call], *, copies: bool = True) -> GraphTable:
@@ -256,8 +274,7 @@ class CudaDevice:
         try:
             for region, size in self._copies["inputs"] if copies else ():
                 driver("cuMemcpyHtoDAsync", region.address, address(_host(region)), size, self._stream)
-            for call in calls:
-                self._launch(call)
+            self._capture(calls)
             for region, size in self._copies["results"] if copies else ():
                 driver("cuMemcpyDtoHAsync", address(_host(region)), region.address, size, self._stream)
         finally:
@@ -266,6 +283,21 @@ class CudaDevice:
         driver("cuGraphDestroy", graph)
         self._undo.append(("cuGraphExecDestroy", executable))
         return GraphTable(executable, tuple(calls))
+
+    def _capture(self, calls: Sequence[Call]) -> None:
+        """Calls in one line, or in branches where they say what they wait for; those that share the scratch memory stay in line."""
+        if not is_branching(calls):
+            for call in calls:
+                self._launch(call)
+            return
+        order, scratch = Branching(self._driver, self._stream), None
+        for number, call in enumerate(calls):
+            uses = bool(self._kernels[call.kernel].binary.scratch)
+            order.follow(call.after, scratch if uses else None)
+            self._launch(call)
+            order.took()
+            scratch = number if uses else scratch
+        order.join()
 
     def _launch(self, call: Call) -> None:
         """One kernel: its buffers in order, then the two scratch pointers."""

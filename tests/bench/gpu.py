@@ -12,6 +12,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from tapeout.runtime.artifact_set import open_artifact
 from tapeout.runtime.device import Call, open_device
 from tapeout.runtime.device.cuda import CudaDevice
 from tapeout.runtime.program import Draw, LoadedPrograms, Part, StepRows
+from tests.bench.gpu_attention import attention, show_attention
+from tests.bench.gpu_floors import reached, summary
 from tests.bench.greedy import Answer, answers, compared, last_logits, load_programs, prompts_of
 
 PROMPTS, TOKENS, LONGEST = 64, 32, 48
@@ -35,16 +38,18 @@ OPERATIONS = ("fp4", "fp8", "bf16", "f32")
 class MeasuredDevice(CudaDevice):
     """The device as it is, and graphs in which memory is cleared before every launch."""
 
-    clears: tuple[int, int] | None = None
+    clears: tuple[int, int, int] | None = None
+    launched = 0
 
     def _launch(self, call: Call) -> None:
-        if self.clears is not None:
+        if self.clears is not None and self.launched % self.clears[2] == 0:
             self._driver("cuMemsetD8Async", self.clears[0], 0, self.clears[1], self._stream)
+        self.launched += 1
         super()._launch(call)
 
-    def cleared(self, calls: Sequence[Call], start: int, size: int) -> Any:
-        """A graph that clears `size` bytes before every call."""
-        self.clears = (start, size)
+    def cleared(self, calls: Sequence[Call], start: int, size: int, each: int) -> Any:
+        """A graph that clears `size` bytes before every `each` calls."""
+        self.clears, self.launched = (start, size, each), 0
         try:
             return self.table(calls, copies=False)
         finally:
@@ -176,7 +181,7 @@ def quantities(launch: Launch, counts: dict[str, float]) -> dict[str, float]:
 
 
 def kernels(programs: LoadedPrograms, device: MeasuredDevice, rows: int, position: int, tops: dict[str, float | None]) -> dict[str, Any]:
-    """Times of a step of `rows` rows and of its kernels, each launched alone on the step's own data."""
+    """Times of a step of `rows` rows and of its kernels, each launched alone on the step's own data, with the launches that its op puts in front."""
     parts = filled(programs, rows, position)
     whole = device.table([call for part in parts for call in programs.calls(part)])
     config: Any = programs.artifact.manifest.model.config["text_config"]
@@ -189,19 +194,28 @@ def kernels(programs: LoadedPrograms, device: MeasuredDevice, rows: int, positio
     launches = [(launch, call) for part in parts for launch, call in zip(programs.launches(*part), programs.calls(part), strict=True)]
     groups: dict[int, list[int]] = defaultdict(list)
     for place, (launch, _) in enumerate(launches):
-        groups[launch.kernel].append(place)
+        if not _is_part(launches, place):
+            groups[launch.kernel].append(place)
     table = []
     for number, places in groups.items():
         middle = places[len(places) // 2]
         first, call = launches[middle]
-        device.run(device.table([call for _, call in launches[:middle]]))  # the arena is as this launch finds it
-        hot = timed(device, device.table([call] * IN_A_GRAPH, copies=False)) / IN_A_GRAPH
-        cold = timed(device, device.cleared([call] * IN_A_GRAPH, clear, CLEARED_BYTES)) / IN_A_GRAPH - clearing
+        start = next(p for p in range(middle, -1, -1) if p == 0 or not _is_part(launches, p - 1))
+        device.run(device.table([call for _, call in launches[:start]]))  # the arena is as this op finds it
+        calls = [replace(one, after=None) for _, one in launches[start : middle + 1]]  # one after the other
+        hot = timed(device, device.table(calls * IN_A_GRAPH, copies=False)) / IN_A_GRAPH
+        cold = timed(device, device.cleared(calls * IN_A_GRAPH, clear, CLEARED_BYTES, len(calls))) / IN_A_GRAPH - clearing
         table.append(_row(programs.artifact, number, len(places), call, quantities(first, counts), (hot, cold), tops))
     table.sort(key=lambda row: -row["cold_us"] * row["launches"])
     return {"rows": rows, "position": position, "step_us": 1e6 * timed(device, whole), "launches": len(launches),
             "sum_cold_us": sum(r["cold_us"] * r["launches"] for r in table), "sum_hot_us": sum(r["hot_us"] * r["launches"] for r in table),
             "kernels": table}  # fmt: skip
+
+
+def _is_part(launches: Sequence[tuple[Launch, Call]], place: int) -> bool:
+    """Whether a launch only prepares the next one: the same op's, whose cost stands on its last launch."""
+    launch, _ = launches[place]
+    return not launch.cost and place + 1 < len(launches) and launches[place + 1][0].buffers == launch.buffers
 
 
 def _row(artifact: Artifact, number: int, launches: int, call: Call, cost: dict[str, float], seconds: tuple[float, float],
@@ -228,7 +242,7 @@ def empty_us(programs: LoadedPrograms, device: MeasuredDevice) -> float:
     programs.load(StepRows())
     device.upload(programs._inputs, programs._inputs_bytes)
     calls = programs.calls(("encoder", programs.artifact.buckets[0]))
-    return min(1e6 * timed(device, device.table([call] * 64, copies=False)) / 64 for call in calls[:12])
+    return min(1e6 * timed(device, device.table([replace(call, after=None)] * 64, copies=False)) / 64 for call in calls[:12])
 
 
 # -- the suite
@@ -269,19 +283,22 @@ def suite(
     found["ceilings"] = ceilings(device)
     found["empty_us"] = empty_us(programs, device)
     found["steps"] = [kernels(programs, device, count, position, found["ceilings"]) for count in rows]
+    for step in found["steps"]:
+        for kernel in step["kernels"]:
+            kernel["floor"] = reached(kernel, step["rows"], found["ceilings"], found["empty_us"])
     device.close()
     return found
 
 
 def few_steps(artifact: Artifact, weights: Path) -> int:
-    """A chunked prefill and four decode steps of two sequences, drafts included: little enough to run under compute-sanitizer."""
+    """A prefill in two chunks and four steps of one sequence, the last with drafts: little enough to run under compute-sanitizer."""
     device = MeasuredDevice(artifact)
     programs = load_programs(artifact, weights, device)
-    for answer in answers(programs, prompts_of(2, 20), 4, chunk=7):
+    for answer in answers(programs, [list(range(10, 16))], 4, chunk=3):
         print(answer.tokens)
+    filled(programs, 1, 9)
     if programs.has_draft:
-        filled(programs, 2, 24)
-        print(programs.array("drafts")[:2].tolist())
+        print(programs.array("drafts")[:1].tolist())
     device.close()
     return 0
 
@@ -304,19 +321,21 @@ def show(found: dict[str, Any], most: int) -> None:
     for step in found["steps"]:
         print(f"\nstep of {step['rows']} rows at {step['position']}: {step['step_us']:.0f} us, {step['launches']} launches, kernels alone "
               f"{step['sum_hot_us']:.0f} us hot, {step['sum_cold_us']:.0f} us cold")  # fmt: skip
-        print(f"{'kernel':34} {'n':>3} {'hot us':>8} {'cold us':>8} {'MB':>8} {'Gop':>8} {'copy %':>7} {'mm %':>6} {'regs':>4} {'spill':>5}")
+        print(f"{'kernel':34} {'n':>3} {'hot us':>8} {'cold us':>8} {'MB':>8} {'Gop':>8} {'copy %':>7} {'mm %':>6} {'floor %':>7} regs occ %")
         for r in step["kernels"][:most]:
-            shares = [f"{100 * r[k]:.1f}" if r[k] is not None else "-" for k in ("copy_share", "matmul_share")]
+            shares = [f"{100 * r[k]:.1f}" if r[k] is not None else "-" for k in ("copy_share", "matmul_share", "floor")]
             print(f"{r['kernel']:34} {r['launches']:3} {r['hot_us']:8.2f} {r['cold_us']:8.2f} {r['bytes'] / 1e6:8.2f} {r['operations'] / 1e9:8.3f} "
-                  f"{shares[0]:>7} {shares[1]:>6} {r['registers'] or 0:4} {r['spills'] or 0:5}")  # fmt: skip
+                  f"{shares[0]:>7} {shares[1]:>6} {shares[2]:>7} {r['registers'] or 0:4} {100 * (r['occupancy'] or 0):5.0f}")  # fmt: skip
+        print(summary(step))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 done, 1 wrong tokens."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.gpu", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=("expect", "run", "steps"), help="steps: one chunked prefill and four decode steps, for a checker")
+    parser.add_argument("what", choices=("expect", "run", "steps", "attend"),
+                        help="steps: one chunked prefill and four steps, for a checker; attend: attention alone, with full lists")
     parser.add_argument("artifact", type=Path)
-    parser.add_argument("weights", type=Path)
+    parser.add_argument("weights", type=Path, help="checkpoint folder, or `random`: weights that are never written")
     parser.add_argument("--expected", type=Path, help="what `expect` wrote")
     parser.add_argument("--noise", type=float, default=0.0, help="`expect`: lead from which tokens must agree; 0 asks for all")
     parser.add_argument("--rows", type=lambda t: [int(w) for w in t.split(",")], default=[1], help="rows of the steps to time, as 1,8,64")
@@ -325,6 +344,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--most", type=int, default=25, help="rows of a table")
     parser.add_argument("--json", "-o", type=Path, help="write everything here")
     given = parser.parse_args(arguments)
+    if given.what == "attend":
+        artifact = open_artifact(given.artifact, "cuda")
+        device = MeasuredDevice(artifact)
+        show_attention(attention(artifact, device, timed, given.rows))
+        device.close()
+        return 0
     if given.what == "steps":
         return few_steps(open_artifact(given.artifact, "cuda"), given.weights)
     if given.what == "expect":

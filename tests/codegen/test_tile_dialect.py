@@ -79,8 +79,8 @@ REFUSED: dict[str, tuple[Body, str]] = {
         "'tile.load' panel 16 divides neither or only one of the array's 32 and the box's 8 columns; it must divide both",
     ),
     "axis": (
-        lambda x, ids: tile.ProgramIdOp(ir.IndexType.get(), _i64(3)) and None,
-        "'tile.program_id' axis is 3; a grid has axes 0, 1 and 2",
+        lambda x, ids: tile.ProgramIdOp(ir.IndexType.get(), _i64(4)) and None,
+        "'tile.program_id' axis is 4; a grid has axes 0, 1 and 2, and 3 is the launched block",
     ),
     "iota": (
         lambda x, ids: tile.IotaOp(ir.RankedTensorType.get([4], ir.F32Type.get())) and None,

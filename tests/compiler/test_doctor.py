@@ -1,12 +1,16 @@
 """doctor: a package that cannot be imported, a folder that cannot be written, a version that is too old; exit 1 where something is missing."""
 
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tapeout.codegen.nvidia import toolchain
 from tapeout.compiler import doctor
 from tapeout.compiler.commands import main
+from tapeout.runtime.device import cuda
+from tapeout.runtime.errors import DriverMissing
 
 GOOD = doctor.Finding("thing", "1", "1", True, "")
 
@@ -89,3 +93,44 @@ def test_the_exit_code_says_whether_anything_can_run(monkeypatch: pytest.MonkeyP
         assert main(["doctor"]) == code
         assert capsys.readouterr().out == f"ok      thing: found 1\nmissing {what}: found none, needed 2: get it\n"
         assert main(["doctor", "--json"]) == code and '"ok": false' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("capability", "is_ok", "words"), [
+    ((9, 0), True, "Pretend GPU, compute capability 9.0, driver for CUDA 13.1, runs sm90"),
+    ((10, 3), True, "Pretend GPU, compute capability 10.3, driver for CUDA 13.1, runs sm103"),
+    ((8, 0), False, "Pretend GPU, compute capability 8.0, driver for CUDA 13.1"),
+])  # fmt: skip
+def test_the_gpu_and_what_it_runs(capability: tuple[int, int], is_ok: bool, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "load_driver", lambda: None)
+    monkeypatch.setattr(cuda, "description", lambda driver: ("Pretend GPU", capability, (13, 1)))
+    found = doctor._gpu()
+    assert (found.found, found.is_ok, found.stops_running) == (words, is_ok, False)
+
+
+def test_no_gpu_is_said_and_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise DriverMissing("CUDA driver", "no libcuda.so.1", "libcuda.so.1")
+
+    monkeypatch.setattr(cuda, "load_driver", missing)
+    found = doctor._gpu()
+    assert not found.is_ok and not found.stops_running and found.found == "none: CUDA driver, no libcuda.so.1"
+    assert "sm90, sm100, sm103" in found.needed
+
+
+def test_every_assembler_is_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(toolchain, "probe", lambda: toolchain.Triton("3.9.0", tmp_path))
+    rows = doctor._assemblers()
+    assert [row.what for row in rows] == [f"assembler (compiling for {name})" for name in ("sm90", "sm100", "sm103")]
+    assert all(row.found.startswith("no assembler at ") and not row.is_ok and not row.stops_running for row in rows)
+    assert rows[2].needed == "CUDA 12.9 or later"
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert doctor._assemblers() == []
+
+
+def test_a_machine_without_the_bindings_is_looked_at_all_the_same() -> None:
+    """As a GPU host is: nothing there compiles."""
+    program = "import sys\nfor name in ('torch_mlir', 'triton', 'jinja2'): sys.modules[name] = None\n"
+    program += "from tapeout.compiler.commands import main; sys.exit(main(['doctor']))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "GPU (--device cuda)" in done.stdout and "compile cache" in done.stdout, done.stderr

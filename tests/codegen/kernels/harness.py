@@ -90,14 +90,14 @@ class KernelCase:
         self.family: Family = select(self.request)
         self.target = TARGET.get()
         rows = self.target.schedule if self.target else schedules.schedule
-        row = {**rows(self.family.name, self.request), **schedule}
-        self.kernel: Kernel = self.family.build(self.request, row)
+        self.row = {**rows(self.family.name, self.request), **schedule}
+        self.kernel: Kernel = self.family.build(self.request, self.row)
         work = [Buffer(f"work{i}", w.element, "workspace") for i, w in enumerate(self.kernel.workspaces)]
         self.buffers = [*self.request.buffers(), *work, Buffer("count", "i32", "count")]
         arguments = {b.name: KINDS.get(b.element, b.element) for b in self.buffers}
+        self.parts = [t.kernel("kernel", arguments, part.body, part.grid) for part in self.kernel.before]
         self.module = t.kernel("kernel", arguments, self.kernel.body, self.kernel.grid)
-        assert not problems(self.module)
-        self._compiled: Any = None
+        assert not [found for module in (*self.parts, self.module) for found in problems(module)]
 
     def meaning(self, *inputs: Any) -> Found:
         """The graph's meaning; states among the inputs are copied first."""
@@ -132,7 +132,7 @@ class KernelCase:
         return {b.name: a for b, a in zip(self.buffers, arrays, strict=True)}
 
     def _operand(self, number: int, view: View, value: Any) -> list[Array]:
-        found = _stored(value.value if isinstance(value, State) else value)
+        found = stored(value.value if isinstance(value, State) else value)
         layout = self.kernel.layouts.get(number)
         if layout is not None:
             return [transformed([a], steps, pad=pad) if steps else a
@@ -142,15 +142,13 @@ class KernelCase:
         return [np.array(a, order="C") for a in found]
 
     def _execute(self, how: str, arrays: dict[str, Array]) -> None:
-        if self.target:
-            self.target.run(self.module, arrays)
-            return
-        if how == INTERPRETED:
-            tile_interpreter.run(self.module, arrays)
-            return
-        if self._compiled is None:
-            self._compiled = compiled(self.module)
-        self._compiled(arrays)
+        for module in (*self.parts, self.module):
+            if self.target:
+                self.target.run(module, arrays)
+            elif how == INTERPRETED:
+                tile_interpreter.run(module, arrays)
+            else:
+                compiled(module)(arrays)
 
 
 def compiled(module: ir.Module) -> Callable[[dict[str, Array]], None]:
@@ -206,7 +204,7 @@ def _rows(operands: Sequence[View | None], inputs: Sequence[Any]) -> int:
     return int(ragged[0].shape[0])
 
 
-def _stored(value: Any) -> list[Array]:
+def stored(value: Any) -> list[Array]:
     """The arrays a device holds for a value: FP4 codes two to a byte, E8M0 scales as bytes."""
     if not isinstance(value, Scaled):
         return [np.ascontiguousarray(value)]

@@ -151,7 +151,8 @@ def real_swiglu(gate, up, weights, order, limit):
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("choices", [None, 1, 3])
-@pytest.mark.parametrize(("f", "schedule"), [(96, {"block_rows": 4, "block_columns": 32}), (40, {})])
+@pytest.mark.parametrize(("f", "schedule"), [
+    (96, {"block_rows": 4, "block_columns": 32}), (40, {}), (192, {"block_rows": 2, "block_columns": 32, "parts": 3})])
 def test_swiglu_is_the_formula(how, choices, f, schedule):
     """Gates below -88 leave the range of the f32 exponential: there the kernel's 0 stands for a number below 2^-100."""
     values, routed = swiglu_views(f, choices)
@@ -181,7 +182,8 @@ def test_swiglu_quantize_is_swiglu_then_quantize(how, choices):
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize(("k", "h", "schedule"), [(2, 96, {"block_columns": 32}), (6, 40, {}), (1, 32, {})])
+@pytest.mark.parametrize(("k", "h", "schedule"), [
+    (2, 96, {"block_columns": 32}), (6, 40, {}), (1, 32, {}), (3, 96, {"block_columns": 32, "parts": 3})])
 def test_combine_is_the_sum(how, k, h, schedule):
     views = [Tensor((None, k, h), BF16), Tensor((None, k), INT32), Tensor((None, h), BF16)]
     case = KernelCase(partial(moe.combine, out=BF16), views, **schedule)

@@ -30,7 +30,8 @@ def rows_of(count: int, n: int):
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize(("n", "schedule"), [
-    (32, {}), (96, {"block_rows": 4, "block_columns": 32}), (1280, {}), (5120, {"block_columns": 512})])
+    (32, {}), (96, {"block_rows": 4, "block_columns": 32, "held": 0}), (96, {"block_rows": 4, "block_columns": 32, "held": 1}), (1280, {}),
+    (5120, {"block_columns": 512})])
 def test_rms_norm_is_the_formula(how, n, schedule):
     case = norm_case(n, **schedule)
     for count in ROWS:

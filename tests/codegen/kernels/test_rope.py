@@ -42,7 +42,8 @@ def test_rope_is_the_formula(how, heads, width, blocks, offset, inverse):
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("number", [Q8, Q4_MAIN, Q4_INDEX])
 @pytest.mark.parametrize(("n", "schedule"), [
-    (32, {"block_rows": 4, "block_columns": 32}), (224, {"block_rows": 2, "block_columns": 32}), (5120, {})])
+    (32, {"block_rows": 4, "block_columns": 32}), (224, {"block_rows": 2, "block_columns": 32}), (5120, {}),
+    (224, {"block_rows": 2, "block_columns": 32, "parts": 7})])
 def test_quantize_makes_the_codes_of_the_model(how, number, n, schedule):
     case = KernelCase(partial(nn.quantize, out=number), [Tensor((None, n), BF16)], **schedule)
     for count in ROWS if n < 1000 else (1, 2):

@@ -114,8 +114,9 @@ def agree(found, wanted):
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("s", SHAPES)
-def test_selections_are_those_of_the_meaning(how, s):
-    plain, producing, within = s.plain(), s.producing(), s.within()
+@pytest.mark.parametrize("pieces", [0, 1, 3, 50])
+def test_selections_are_those_of_the_meaning(how, s, pieces):
+    plain, producing, within = s.plain(pieces=pieces), s.producing(pieces=pieces), s.within(pieces=pieces)
     for seen in ([], [s.entries], seen_by(s)):
         given = scene(s, seen)
         agree(plain.run(how, *given), plain.meaning(*given))
@@ -149,17 +150,18 @@ def test_the_newest_block_is_a_candidate_even_with_the_worst_score(how):
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_places_behind_the_candidate_count_and_blocks_out_of_sight_add_nothing(how):
+@pytest.mark.parametrize("pieces", [0, 2])
+def test_places_behind_the_candidate_count_and_blocks_out_of_sight_add_nothing(how, pieces):
     s = Shape(heads=1, top=5, blocks=4)
     given = [*scene(s, [7, 1]), np.array([[0, 40, 2, -9], [0, 1, 2, 3]], np.int32), np.array([2, 4], np.int32)]
-    case = s.within()
+    case = s.within(pieces=pieces)
     agree(case.run(how, *given), case.meaning(*given))
 
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("slots", [1, 2, 5])
 def test_slots_of_the_workspace_do_not_change_a_row(how, slots):
-    s = Shape()
+    s = Shape()  # in no pieces: those need a slot a row
     seen = seen_by(s)
     given = scene(s, seen)
     one = s.producing(workspace_bytes=1)
@@ -196,10 +198,11 @@ def test_any_values_are_selected_within_the_error_of_the_scores(how, s):
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_real_sizes(how):
+@pytest.mark.parametrize("pieces", [0, 8])
+def test_real_sizes(how, pieces):
     """512 of 3,000 entries in two chunks, 256 candidate blocks of 8."""
     s = Shape(heads=32, width=128, top=512, tokens=64, pages=47, blocks=256, block=8)
-    row = {"chunk": 2048, "block_keys": 64, "block_places": 128}
+    row = {"chunk": 2048, "block_keys": 64, "block_places": 128, "pieces": pieces}
     given = scene(s, [3000, 700])
     producing, within = s.producing(**row), s.within(**row)
     produced = producing.meaning(*given)

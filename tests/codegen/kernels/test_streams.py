@@ -11,7 +11,8 @@ from tapeout.dialects.types import Tensor
 from tests.codegen.kernels.harness import COMPILED, HOW, ROWS, KernelCase, assert_close, assert_same, gamma, numbers, row, uneven, whole
 
 EPSILON = 1e-6
-SHAPES = [(4, 96, {"block_columns": 32}), (2, 40, {"block_columns": 20}), (4, 512, {})]
+SHAPES = [(4, 96, {"block_columns": 32}), (2, 40, {"block_columns": 20}), (4, 512, {}), (4, 96, {"block_columns": 16, "parts": 3}),
+          (3, 96, {"block_columns": 32, "parts": 3})]  # fmt: skip
 
 
 def streams(seed, count, s, h):
@@ -66,9 +67,10 @@ def test_expand_is_the_sum(how, s, h, schedule):
 
 
 @pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("held", [0, 1])
 @pytest.mark.parametrize(("quantized", "keep"), [(False, False), (True, False), (True, True)])
-def test_collapse_norm_is_its_ops_one_by_one(how, quantized, keep):
-    s, h, block = 4, 96, {"block_columns": 32}
+def test_collapse_norm_is_its_ops_one_by_one(how, quantized, keep, held):
+    s, h, block = 4, 96, {"block_columns": 32, "held": held}
 
     def build(x, a, weight):
         y = nn.rms_norm(mhc.collapse(x, a, out=BF16), weight, epsilon=EPSILON, out=BF16)
@@ -102,7 +104,8 @@ def mixer_operands(count, s, h):
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize(("s", "h", "schedule"), [(4, 128, {"block_rows": 4, "block_k": 128}), (2, 40, {"block_k": 16}), (3, 32, {})])
+@pytest.mark.parametrize(("s", "h", "schedule"), [(4, 128, {"block_rows": 4, "block_k": 128, "segments": 0}), (3, 32, {}),
+                                                  (4, 128, {"block_k": 32, "segments": 4}), (2, 40, {"block_k": 16, "segments": 0})])
 def test_mixer_makes_the_coefficients(how, s, h, schedule):
     """A coefficient is a smooth function of products whose absolute error is gamma; 20 divisions of numbers below 1 keep it within 1e-5."""
     case = mixer_case(s, h, **schedule)

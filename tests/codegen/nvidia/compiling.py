@@ -6,14 +6,16 @@ from multiprocessing import get_context
 from typing import Any
 
 from tapeout.codegen.lower_to_tile import TileKernel
+from tapeout.codegen.nvidia import facts
+from tapeout.codegen.nvidia.overrides import source_for
 
-Job = tuple[str, str, dict[str, int], str]
-"""(family, tile text, schedule row, chip)."""
+Job = tuple[str, str, dict[str, int], str, Any]
+"""(family, tile text, schedule row, chip, the source of an override or None)."""
 
 
 def jobs(kernels: Iterable[TileKernel], chip: str) -> list[Job]:
     """One job a kernel."""
-    return [(k.choice.family, k.text, dict(k.choice.schedule), chip) for k in kernels]
+    return [(k.choice.family, k.text, dict(k.choice.schedule), chip, source_for(k, facts.chip(chip))) for k in kernels]
 
 
 def compiled(work: Iterable[Job], workers: int = 2) -> Iterator[tuple[Job, Any, list[str]]]:
@@ -29,8 +31,8 @@ def _compile(job: Job) -> tuple[Any, list[str]]:
     from tapeout.codegen.nvidia.report import after, before
     from tapeout.codegen.nvidia.toolchain import ToolchainError, compile_cubin
 
-    family, text, schedule, name = job
-    source = emit(text)
+    family, text, schedule, name, override = job
+    source = override or emit(text)
     problems = before(family, schedule, source, chip(name))
     try:
         made = compile_cubin(source, chip(name), schedule)

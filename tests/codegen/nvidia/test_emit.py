@@ -14,9 +14,10 @@ from tapeout.codegen import tile_interpreter
 from tapeout.codegen.kernel import KernelError
 from tapeout.codegen.launch_grid import module_grid_at
 from tapeout.codegen.lower_to_tile import TileKernel
+from tapeout.codegen.nvidia.block_sizes import fitting, power
 from tapeout.codegen.nvidia.emit import EmitError, emit, emit_module
 from tapeout.codegen.nvidia.facts import SM90
-from tapeout.codegen.nvidia.schedules import fitting, for_bucket, power, schedule_for
+from tapeout.codegen.nvidia.schedules import bucket_rows_for, schedule_for
 from tests.codegen.nvidia import triton_interpreter
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -99,11 +100,16 @@ def test_two_emissions_are_equal(tiny_kernels: tuple[TileKernel, ...]):
         compile(one.text, kernel.symbol, "exec")
 
 
-def test_every_row_has_warps_and_stages_and_its_family_builds(tiny_kernels: tuple[TileKernel, ...]):
+def test_every_row_has_warps_and_stages_and_is_a_bucket_s_own(tiny_kernels: tuple[TileKernel, ...]):
     for kernel in tiny_kernels:
-        row = dict(kernel.choice.schedule)
+        row, choice = dict(kernel.choice.schedule), kernel.choice
         assert row["warps"] in (1, 2, 4, 8, 16) and 1 <= row["stages"] <= 4
-        assert {**row, "workspace_bytes": 0} == {**schedule_for(SM90)(kernel.choice.family, kernel.choice.request), "workspace_bytes": 0}
+        own = schedule_for(SM90)(choice.family, choice.request)
+        wanted = [bucket_rows_for(SM90)(choice.family, choice.request, own, rows) for rows in (16, 128, 512)]
+        if row.pop("part", None) is not None:
+            row["warps"] = own["warps"]  # a part may have its own
+            wanted = [{**one, "warps": own["warps"]} for one in wanted]
+        assert {**row, "workspace_bytes": 0} in [{**one, "workspace_bytes": 0} for one in wanted]
 
 
 def test_instances_behind_the_grid_leave():
@@ -169,13 +175,14 @@ def test_blocks_fit_the_width(n: int, limit: int, multiple: int, wanted: int):
     assert fitting(n, limit, multiple) == wanted
 
 
-def test_buckets_change_the_tokens_of_a_block_and_nothing_else(tiny_kernels: tuple[TileKernel, ...]):
+def test_products_have_a_row_for_each_class_of_buckets(tiny_kernels: tuple[TileKernel, ...]):
     for kernel in tiny_kernels:
-        choice, row = kernel.choice, dict(kernel.choice.schedule)
-        found = [dict(for_bucket(choice.family, choice.request, row, rows)) for rows in (1, 16, 40, 4096)]
-        assert all({**f, "block_m": row.get("block_m")} == {**row, "block_m": row.get("block_m")} for f in found)
+        choice, own = kernel.choice, schedule_for(SM90)(kernel.choice.family, kernel.choice.request)
+        found = [bucket_rows_for(SM90)(choice.family, choice.request, own, rows) for rows in (1, 16, 17, 128, 129, 4096)]
+        if choice.family in ("linear", "expert_linear"):
+            assert found[0]["block_m"] == 16
         if choice.family == "linear":
-            assert [f["block_m"] for f in found] == [16, 16, 64, 128]
+            assert (found[0], found[2], found[4]) == (found[1], found[3], found[5]) and len({f["decoded"] for f in found}) == 3
 
 
 def test_powers_divide():

@@ -1,7 +1,8 @@
 """Runs emitted Triton source on numpy arrays in Triton's own interpreter: no GPU, no compiler, no tensors of another library.
 
-The source that is compiled is the source that is run. Three functions of the interpreter are replaced by exact ones: conversions between
-floats (it truncates where it narrows), products of BF16 (it multiplies their bits) and compares of overflow, which wrapping sums would trip.
+The source that is compiled is the source that is run. Functions of the interpreter are replaced by exact ones: conversions between floats (it
+truncates where it narrows), products of BF16 (it multiplies their bits) and compares of overflow, which wrapping sums would trip. Inline
+assembly, which it does not know, is run by ptx.py.
 Triton decides when it is imported whether it interprets: this module must be first, and compiles run in other processes.
 """
 
@@ -10,6 +11,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,14 @@ import ml_dtypes
 import numpy as np
 
 from tapeout.codegen.nvidia.emit import Source
+from tests.codegen.nvidia import ptx
 
 if "triton" in sys.modules:
     raise RuntimeError("Triton was imported before its interpreter was asked for; tests compile in processes of their own")
 os.environ["TRITON_INTERPRET"] = "1"
 import triton.language as tl
 from triton.runtime import interpreter
+from triton.runtime.jit import JITFunction
 
 del os.environ["TRITON_INTERPRET"]  # processes started from here compile
 
@@ -43,6 +47,32 @@ def _dot_exactly(self: Any, a: Any, b: Any, acc: Any, precision: Any, imprecise:
     return interpreter.TensorHandle(np.matmul(_decoded(a), _decoded(b)) + acc.data, acc.dtype.scalar)
 
 
+_PRODUCT = interpreter.InterpreterBuilder.create_fmul
+
+
+def _multiply_exactly(self: Any, a: Any, b: Any) -> Any:
+    if a.dtype.scalar != tl.bfloat16:
+        return _PRODUCT(self, a, b)
+    return interpreter.TensorHandle((_decoded(a) * _decoded(b)).astype(ml_dtypes.bfloat16).view(np.uint16), tl.bfloat16)
+
+
+@dataclass(frozen=True)
+class _Assembled:
+    """What a piece of inline assembly leaves."""
+
+    results: list[Any]
+
+    def get_result(self, number: int) -> Any:
+        return self.results[number]
+
+
+def _run_assembly(self: Any, text: str, constraints: str, handles: Any, types: Any, pure: bool, pack: int) -> _Assembled:
+    inputs = [np.asarray(h.data) for h in handles]
+    kinds = [kind.scalar for kind in types]
+    found = ptx.run(text, [np.ascontiguousarray(x) for x in inputs], [kind.primitive_bitwidth // 8 for kind in kinds], pack)
+    return _Assembled([interpreter.TensorHandle(x.reshape(inputs[0].shape), kind) for x, kind in zip(found, kinds, strict=True)])
+
+
 def _called_in_a_kernel(self: Any, *arguments: Any, **named: Any) -> Any:
     """tl.sum and its like: the language is patched already, doing so again for every call takes most of the time."""
     return self.rewrite()(*arguments, **named)
@@ -51,6 +81,8 @@ def _called_in_a_kernel(self: Any, *arguments: Any, **named: Any) -> Any:
 interpreter._convert_float = _convert_exactly
 interpreter.InterpretedFunction.__call__ = _called_in_a_kernel
 interpreter.InterpreterBuilder.create_dot = _dot_exactly
+interpreter.InterpreterBuilder.create_fmul = _multiply_exactly
+interpreter.InterpreterBuilder.create_inline_asm = _run_assembly
 interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
 
 
@@ -69,6 +101,8 @@ def function(text: str, name: str) -> Callable[..., None]:
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
+        for called in [key for key, value in vars(module).items() if isinstance(value, JITFunction) and key != name]:
+            setattr(module, called, interpreter.InterpretedFunction(getattr(module, called).fn))
         kernel = interpreter.InterpretedFunction(getattr(module, name).fn).rewrite()
     _patch_language(kernel)
     return kernel

@@ -1,0 +1,137 @@
+"""Decoding to BF16 in 16-bit arithmetic: what feeds only an exact conversion is computed as BF16 numbers from the start.
+
+A tile kernel decodes codes to f32, scales them by powers of two and says that the result is a BF16 number (`tile.exact`). Codes of e4m3 and
+e2m1 have at most four significant bits and powers of two one, so every product on the way is a BF16 number too: two of them share a register
+and one instruction.
+"""
+
+from math import frexp
+from typing import Any
+
+from tapeout.codegen.nvidia.hazards import nested
+from tapeout.dialects._mlir import ir
+
+DECODER, FP4_DECODER = "e4m3_to_bf16", "e2m1_to_bf16"
+DECODERS = {
+    DECODER: '''\
+@triton.jit
+def e4m3_to_bf16(codes):
+    """Two codes in a register: sign, exponent and fraction moved into place are the value times 2^-120, subnormal ones too."""
+    return tl.inline_asm_elementwise("""{
+        .reg .b32 x, y, up;
+        cvt.u32.u16 x, $1;
+        prmt.b32 x, x, 0, 0x1404;
+        shr.u32 y, x, 4;
+        and.b32 y, y, 0x07F007F0;
+        and.b32 x, x, 0x80008000;
+        or.b32 x, x, y;
+        mov.b32 up, 0x7B807B80;
+        mul.rn.bf16x2 $0, x, up;
+        }""", "=r,h", [codes], dtype=tl.bfloat16, is_pure=True, pack=2)
+''',
+    FP4_DECODER: '''\
+@triton.jit
+def e2m1_to_bf16(codes):
+    """Two bytes in a register: low codes, high codes. Sign and the other three bits moved into place are the value times 2^-126."""
+    return tl.inline_asm_elementwise("""{
+        .reg .b32 x, y, z, up;
+        cvt.u32.u16 x, $2;
+        prmt.b32 x, x, 0, 0x4140;
+        mov.b32 up, 0x77807780;
+        shl.b32 y, x, 6;
+        shl.b32 z, x, 12;
+        and.b32 y, y, 0x01C001C0;
+        and.b32 z, z, 0x80008000;
+        or.b32 y, y, z;
+        mul.rn.bf16x2 $0, y, up;
+        shl.b32 y, x, 2;
+        shl.b32 z, x, 8;
+        and.b32 y, y, 0x01C001C0;
+        and.b32 z, z, 0x80008000;
+        or.b32 y, y, z;
+        mul.rn.bf16x2 $1, y, up;
+        }""", "=r,=r,h", [codes], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2)
+''',
+}
+"""Functions that a source brings along where it calls them: name to text."""
+SHAPES = ("tensor.expand_shape", "tensor.collapse_shape", "linalg.broadcast")
+
+
+def narrow_values(function: Any) -> set[Any]:
+    """The f32 values of a kernel that are held as BF16: those that exact conversions are made of, and that nothing else looks at."""
+    ends = [op for op in nested(function.operation) if op.name == "arith.truncf" and "tile.exact" in op.operation.attributes]
+    chains = [(op, chain) for op in ends if (chain := _chain(op.operands[0]))]
+    while True:
+        held = set().union(*(chain for _, chain in chains))
+        readers = held | {op.results[0] for op, _ in chains}
+        seen = {v for v in held if any(not len(use.owner.results) or not set(use.owner.results) <= readers for use in v.uses)}
+        if not seen:
+            return held
+        chains = [(op, chain) for op, chain in chains if not chain & seen]
+
+
+def unread_values(function: Any, narrow: set[Any]) -> set[Any]:
+    """Values that are not computed: halves of packed bytes are decoded by one call, from the bytes on."""
+    found: set[Any] = set()
+    halves = {v for v in narrow if v.owner.name == "arith.extf" and nibble(v) is not None}
+    for op in reversed(list(nested(function.operation))):
+        readers = [use.owner.results for result in op.results for use in result.uses]
+        if op.name.startswith("arith.") and readers and all(set(results) <= found | halves and len(results) for results in readers):
+            found |= set(op.results)
+    return found - halves
+
+
+def _chain(value: Any) -> set[Any] | None:
+    """A value and everything it is made of down to codes and powers of two; None where something else is among them."""
+    if not isinstance(value.type, ir.RankedTensorType) or isinstance(value.owner, ir.Block):
+        return None
+    op = value.owner
+    if op.name == "arith.extf":
+        return {value} if "f8E4M3FN" in str(op.operands[0].type) or nibble(value) else None
+    if op.name == "arith.constant":
+        return {value} if _is_power_of_two(op) else None
+    if op.name == "arith.bitcast":
+        return {value} if _is_power(op.operands[0]) else None
+    made_of = list(op.operands) if op.name == "arith.mulf" else [op.operands[0]] if op.name in SHAPES else None
+    parts = [_chain(v) for v in made_of] if made_of else [None]
+    return None if None in parts else {value}.union(*(part for part in parts if part))
+
+
+def nibble(value: Any) -> tuple[Any, int] | None:
+    """The packed bytes and the half of each that `tile_formats.fp4_values` made an f32 tile of; None for another tile."""
+    source = _through(value, "arith.extf", "arith.bitcast", "arith.ori")
+    found = {_nibbles(part) for part in source.owner.operands} if source is not None and source.owner.name == "arith.ori" else {None}
+    return found.pop() if len(found) == 1 else None
+
+
+def _through(value: Any, *names: str) -> Any:
+    """Follows first operands through ops of these names but the last, which is returned; None where another stands there."""
+    for name in names[:-1]:
+        if isinstance(value.owner, ir.Block) or value.owner.name != name:
+            return None
+        value = value.owner.operands[0]
+    return None if isinstance(value.owner, ir.Block) or value.owner.name != names[-1] else value
+
+
+def _nibbles(part: Any) -> tuple[Any, int] | None:
+    """(bytes, 0 or 1) behind the bits of one half."""
+    source = _through(part, "arith.shli", "arith.andi")
+    masked = source.owner.operands[0] if source is not None else None
+    if masked is None or isinstance(masked.owner, ir.Block):
+        return None
+    high = masked.owner.name == "arith.shrsi"
+    wide = masked.owner.operands[0] if high else masked
+    if isinstance(wide.owner, ir.Block) or wide.owner.name != "arith.extui" or not str(wide.owner.operands[0].type).endswith("xi8>"):
+        return None
+    return wide.owner.operands[0], int(high)
+
+
+def _is_power_of_two(op: Any) -> bool:
+    value = ir.DenseElementsAttr(op.operation.attributes["value"])
+    return value.is_splat and frexp(value.get_splat_value().value)[0] == 0.5
+
+
+def _is_power(bits: Any) -> bool:
+    """Whether bits are those of `tile_formats.e8m0`: an exponent field and nothing else, or the subnormal 2^-127."""
+    return not isinstance(bits.owner, ir.Block) and bits.owner.name == "arith.maxsi" and any(
+        not isinstance(v.owner, ir.Block) and v.owner.name == "arith.shli" for v in bits.owner.operands)

@@ -1,0 +1,85 @@
+"""The warp-specialised form of sparse attention for SM90: which requests it covers, and its source.
+
+It computes what the tile kernel of the same schedule row computes, in the same order: blocks of 64 keys, window before entries, shares in
+two BF16 pieces. Precondition: scales of FP8 keys lie between 2^-120 and 2^127 (the quantizer's do), counts within the lists' widths.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import jinja2
+
+from tapeout.codegen.kernel import Buffer, Request, Schedule, width
+from tapeout.codegen.nvidia.emit import POINTERS, Source
+from tapeout.codegen.nvidia.facts import Chip
+from tapeout.dialects.format import BF16, FP32, INT32, Q4_MAIN, Q8
+from tapeout.dialects.rows import TABLE
+from tapeout.dialects.types import Blocks, Ring, Tensor
+
+CAPABILITY = 90
+HEADS, COLUMNS, BLOCK, TURNED = 64, 512, 64, 64
+GROUPS, GROUP_WARPS = 4, 4
+SUM_REGISTERS, KEY_REGISTERS = 160, 72
+"""Of a thread of a group of sums and of the group of keys; the scores' group keeps the rest: 120. Fewer anywhere spill."""
+WINDOW_ROLES = ("q", "ring_codes", "ring_scales", "window_ids", "window_counts", "sink")
+ENTRY_ROLES = ("entry_codes", "entry_scales", "ids", "counts")
+LAST_ROLES = ("positions", "table", "out", "count")
+ROW: Schedule = {"block_heads": HEADS, "block_keys": BLOCK, "joined": 1, "keys_first": 0, "split": 1, "override": 1,
+                 "warps": GROUPS * GROUP_WARPS, "stages": 1}  # fmt: skip
+CASE = Request(
+    "nn.fused:attend_rotate", (),
+    (Tensor((None, HEADS * COLUMNS), BF16), Ring(Tensor((COLUMNS,), Q8), 134), Tensor((None, 128), INT32), TABLE, Tensor((HEADS,), FP32),
+     Blocks(Tensor((COLUMNS,), Q4_MAIN), 2), Tensor((None, 512), INT32), TABLE, TABLE, Tensor((32773, TURNED), FP32)),
+    (Tensor((None, HEADS * COLUMNS), BF16),),
+    (("mla.attend", (("heads", HEADS), ("scale", COLUMNS**-0.5))),
+     ("nn.rope", (("heads", HEADS), ("inverse", True), ("offset", 0), ("width", COLUMNS)))),
+)  # fmt: skip
+"""The request whose tile kernel stands for the meaning."""
+MEANING = "f0cbed7985b90f3e"
+"""Digest of that tile kernel as it was when the source was checked on a GPU."""
+
+
+def why_not(request: Request, chip: Chip) -> str | None:
+    """Why a request is left to the plain form; None where it is covered."""
+    if chip.capability != CAPABILITY:
+        return f"{chip.name} has no wgmma"
+    if request.op != "nn.fused:attend_rotate":
+        return f"{request.op} is not attention with the rotation behind it"
+    attend, rope = request.of("mla.attend"), request.of("nn.rope")
+    q, ring, _, _, sink, *entries, _, table = request.operands
+    if attend["heads"] != HEADS or not isinstance(q, Tensor) or q.number != BF16 or width(q) != HEADS * COLUMNS:
+        return f"q is {q}, expected {HEADS} heads of {COLUMNS} BF16 columns"
+    if not isinstance(ring, Ring) or ring.entry.number != Q8:
+        return f"the window is {ring}, expected FP8 keys"
+    if entries and (not isinstance(entries[0], Blocks) or entries[0].entry.number != Q4_MAIN):
+        return f"entries are {entries[0]}, expected FP4 keys with E4M3 scales"
+    if not isinstance(table, Tensor) or table.number != FP32 or width(table) != TURNED or not rope["inverse"]:
+        return f"the angles are {table}, expected FP32 ones that turn {TURNED} columns back"
+    if not isinstance(sink, Tensor) or sink.number != FP32 or request.results[0] != q:
+        return f"the sink is {sink} and the result {request.results[0]}, expected FP32 and {q}"
+    return None
+
+
+def source(symbol: str, request: Request, buffers: Sequence[Buffer]) -> Source:
+    """The kernel's source under its symbol; `buffers` in launch order."""
+    entries = isinstance(request.operands[5], Blocks)
+    roles = (*WINDOW_ROLES, *(ENTRY_ROLES if entries else ()), *LAST_ROLES)
+    constants = {
+        "HEADS": HEADS, "COLUMNS": COLUMNS, "BLOCK": BLOCK, "TURNED": TURNED, "WINDOW": width(request.operands[2]),
+        "SELECTED": width(request.operands[6]) if entries else 0, "OFFSET": request.of("nn.rope")["offset"],
+        "SCALE": request.of("mla.attend")["scale"],
+    }  # fmt: skip
+    given = ENTRY_ROLES if entries else ("ring_codes", "ring_scales", "window_ids", "window_counts")  # stand-ins that nothing reads
+    text = _template().render(
+        name=symbol, constants=constants, arguments=roles, entries=given[:3], counts=given[3],
+        registers=(SUM_REGISTERS, SUM_REGISTERS, KEY_REGISTERS),
+    )  # fmt: skip
+    parameters = tuple((role, POINTERS[b.element]) for role, b in zip(roles, buffers, strict=True))
+    return Source(symbol, text + "\n", parameters, HEADS * COLUMNS, 0, "gluon", GROUP_WARPS)
+
+
+@cache
+def _template() -> jinja2.Template:
+    path = Path(__file__).with_name("attend_sm90.py.jinja")
+    return jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False).from_string(path.read_text())

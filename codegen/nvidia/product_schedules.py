@@ -1,0 +1,129 @@
+"""Schedule rows of matrix products: linear layers, expert products, the mixer; one row for each class of row buckets.
+
+Classes differ in how the work is cut and where factors are decoded, never in the order of sums: K has the same segments in all of them. Few rows:
+the bytes of the weight are all that counts, so its segments are instances of their own and many copies are under way. Many rows: products count,
+so both factors are decoded once, by launches in front. A chip with block-scaled products multiplies codes as they are.
+"""
+
+from tapeout.codegen.kernel import Request, Schedule
+from tapeout.codegen.nvidia.block_sizes import fitting, padded, power
+from tapeout.codegen.nvidia.facts import Chip
+from tapeout.codegen.row_values import columns_of
+from tapeout.dialects.types import Tensor
+
+SCALE_GROUP = 32
+FEW, SOME = 16, 128
+"""Largest buckets of the first two classes of rows."""
+STEP = 64
+"""A segment of K is a multiple of twice as many columns."""
+LARGE = 8 << 20
+LEAST_SEGMENT, LEAST_OF_SMALL = 1024, 512
+"""Columns of K that a segment of a weight of at least LARGE elements has, and of a smaller one."""
+BLOCKS_EACH = 4
+"""Instances that a launch for few rows should give every multiprocessor."""
+MIXER_STEP, MIXER_SEGMENTS = 64, 80
+
+
+def _weight(request: Request) -> tuple[int, int, bool]:
+    """Rows and columns of the weight; whether it has scales."""
+    view = request.operands[1]
+    assert isinstance(view, Tensor)
+    n, k = view.sized(0)[-2:]
+    return n, k, view.number.scaling is not None
+
+
+def _scaled_rows(request: Request) -> bool:
+    view = request.operands[0]
+    return isinstance(view, Tensor) and view.number.scaling is not None
+
+
+def segments(n: int, k: int, blocks: int, chip: Chip) -> int:
+    """The least power of two that gives the chip enough instances, each long enough that many rows lose little by it."""
+    least = LEAST_SEGMENT if n * k >= LARGE else LEAST_OF_SMALL
+    found = [s for s in (1, 2, 4, 8, 16) if s <= k // least and k % (s * 2 * STEP) == 0]
+    return next((s for s in found if s * blocks >= BLOCKS_EACH * chip.processors), found[-1] if found else 1)
+
+
+def linear(request: Request, chip: Chip) -> Schedule:
+    """The row for the largest bucket."""
+    return linear_for(request, chip, SOME + 1)
+
+
+def linear_for(request: Request, chip: Chip, rows: int) -> Schedule:
+    """The row for launches of at most `rows` rows."""
+    n, k, scaled = _weight(request)
+    columns = n // request["groups"]
+    least = 128 if chip.scaled_products and scaled and _scaled_rows(request) else 64
+    block_n = min(least, 1 << (columns.bit_length() - 1))
+    count = segments(n, k, request["groups"] * -(-columns // block_n), chip) if columns % block_n == 0 else 1
+    row = {"block_n": block_n, "panel": 0, "weights_first": 1, "segments": count, "ahead": 0, "decoded": 0, "split": 0, "group": 0, "rows_first": 0,
+           "total_columns": power(n, 256), "part_columns": power(k, 256), "part_rows": 1}  # fmt: skip
+    if chip.scaled_products and scaled and _scaled_rows(request):
+        return {**row, **_scaled_linear(k, rows, count)}
+    return {**row, **_decoded_linear(request, rows, count, block_n)}
+
+
+def _scaled_linear(k: int, rows: int, count: int) -> Schedule:
+    """Codes multiplied as they are: tokens fill the columns of the product."""
+    block_k = power(k // count, 128, SCALE_GROUP) if k % STEP == 0 else fitting(k, 128, SCALE_GROUP)
+    tokens = max(16, min(128, padded(rows)))
+    return {"block_m": tokens, "block_k": block_k, "split": int(rows <= SOME and count > 1), "warps": 8, "stages": 3}
+
+
+def _decoded_linear(request: Request, rows: int, count: int, block_n: int) -> Schedule:
+    """Factors decoded to BF16."""
+    n, k, scaled = _weight(request)
+    width = n // request["groups"]
+
+    def step(limit: int) -> int:
+        return power(k // count, limit, SCALE_GROUP) if not scaled or k % STEP == 0 else fitting(k, limit, SCALE_GROUP)
+
+    found = {"split": int(rows <= SOME and count > 1), "ahead": int(scaled or _scaled_rows(request))}
+    if rows <= FEW:
+        return {**found, "block_m": 16, "block_k": step(2 * STEP), "decoded": 1, "warps": 4, "stages": 4}
+    if rows <= SOME:
+        return {**found, "block_m": 64, "block_k": step(2 * STEP), "decoded": 2, "warps": 4, "stages": 3}
+    if width % 128:
+        return {**found, "block_m": 64, "block_k": step(STEP), "decoded": 3, "group": 8, "part_rows": 16, "warps": 4, "stages": 4}
+    wide = 256 if count == 1 and width % 256 == 0 else 128
+    return {**found, "block_m": 128, "block_n": wide, "block_k": step(STEP), "decoded": 3, "group": 8, "rows_first": 1, "part_rows": 16,
+            "warps": 8, "stages": 3 if wide > 128 else 4}  # fmt: skip
+
+
+def expert_linear(request: Request, chip: Chip) -> Schedule:
+    """The row for the largest bucket."""
+    return expert_linear_for(request, chip, SOME + 1)
+
+
+def expert_linear_for(request: Request, chip: Chip, rows: int) -> Schedule:
+    """Packed weights as stored on the left. The mean of an expert's pairs and a third make one block: they are not spread evenly."""
+    n, k, _ = _weight(request)
+    view = request.operands[1]
+    assert isinstance(view, Tensor)
+    pairs = padded(max(1, 4 * rows * columns_of(request.operands[2]) // (3 * view.sized(0)[0])))
+    piece = power(k, 512, 2 * SCALE_GROUP)
+    row = {"panel": 0, "weights_first": 1, "decoded": 0, "part_columns": piece, "part_turns": k // piece if rows > SOME else 1}
+    if chip.scaled_products:
+        return {**row, "block_m": max(16, min(64, pairs)), "block_n": power(n, 128), "block_k": 128, "warps": 8, "stages": 3}
+    if rows > SOME and n % 128 == 0:
+        return {**row, "decoded": 1, "block_m": 128, "block_n": 128, "block_k": 128, "warps": 8, "stages": 4}
+    tokens = max(16, min(64, pairs))
+    return {**row, "decoded": 1, "block_m": tokens, "block_n": power(n, 64), "block_k": 128, "warps": 4, "stages": 3,
+            "registers": 96 if tokens <= 16 else 0}  # fmt: skip
+
+
+def mixer(request: Request, chip: Chip) -> Schedule:
+    """One panel holds all coefficients: rounded up to a power of two they lie row by row. K in segments keeps the chip busy with few rows."""
+    count, k, _ = _weight(request)
+    whole = k // MIXER_STEP if k % MIXER_STEP == 0 else 1
+    cut = max(s for s in range(1, MIXER_SEGMENTS + 1) if whole % s == 0)
+    block_k = power(k // cut, MIXER_STEP, 16)
+    row = {"block_rows": 64, "block_k": block_k, "panel": padded(count), "segments": cut, "stages": 3}
+    return {**row, "warps": 1, "part_warps": 4}  # a row is finished by one warp
+
+
+def for_bucket(family: str, request: Request, row: Schedule, rows: int, chip: Chip) -> Schedule:
+    """The row of a bucket of `rows` rows; `row` where the family has one for all."""
+    if family == "linear":
+        return linear_for(request, chip, rows)
+    return expert_linear_for(request, chip, rows) if family == "expert_linear" else row

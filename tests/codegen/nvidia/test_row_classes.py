@@ -1,0 +1,117 @@
+"""Every row class of a product is one kernel in other pieces: the same bits for a row, whichever bucket it is in; and each is the op's meaning.
+
+Triton's interpreter multiplies here as tensor cores do, one step of K after another: an order of sums that differed would show.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tapeout.codegen.kernel import Request
+from tapeout.codegen.nvidia import product_schedules
+from tapeout.codegen.nvidia.facts import SM90, SM100, Chip
+from tapeout.codegen.nvidia.product_schedules import FEW, SOME, segments
+from tapeout.dialects import mhc, moe, nn
+from tapeout.dialects.format import BF16, FP4_WEIGHT, FP8_WEIGHT, FP32, INT32, Q8
+from tapeout.dialects.types import Tensor
+from tests.codegen.kernels.harness import INTERPRETED, TARGET, KernelCase, Target, numbers, uneven
+from tests.codegen.kernels.test_experts import dispatched, expert_rows, fp4_weight
+from tests.codegen.kernels.test_linear import fp8_weight, quantized_rows
+from tests.codegen.nvidia import triton_interpreter
+from tests.codegen.nvidia.test_emitted_kernels import run_emitted
+
+BUCKETS = (FEW, SOME, 4 * SOME)
+
+
+def _step_by_step(left: Any, right: Any, total: Any = 0.0) -> Any:
+    for k in range(left.shape[1]):
+        total = total + left[:, k : k + 1] * right[k : k + 1]
+    return total
+
+
+def _product(self: Any, a: Any, b: Any, acc: Any, precision: Any, imprecise: Any) -> Any:
+    total = _step_by_step(triton_interpreter._decoded(a), triton_interpreter._decoded(b), np.array(acc.data, np.float32))
+    return triton_interpreter.interpreter.TensorHandle(total, acc.dtype.scalar)
+
+
+@pytest.fixture
+def ordered_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_interpreter.interpreter.InterpreterBuilder, "create_dot", _product)
+    monkeypatch.setattr(np, "matmul", _step_by_step)  # what block-scaled products of the interpreter call
+    monkeypatch.setattr(product_schedules, "LEAST_OF_SMALL", 128)  # small shapes have segments too
+
+
+def _case(make: Callable[[], KernelCase], chip: Chip, rows: int) -> KernelCase:
+    def schedule(family: str, request: Request) -> Any:
+        row = product_schedules.mixer(request, chip) if family == "mixer" else {}
+        return product_schedules.for_bucket(family, request, row, rows, chip)
+
+    token = TARGET.set(Target(schedule, run_emitted, (5,)))
+    try:
+        return make()
+    finally:
+        TARGET.reset(token)
+
+
+def _same_in_all_classes(make: Callable[[], KernelCase], chip: Chip, given: Any, **more: Any) -> list[KernelCase]:
+    cases = [_case(make, chip, rows) for rows in BUCKETS]
+    first, *others = [list(case.run(INTERPRETED, *given, **more)) for case in cases]
+    for found in others:
+        for one, other in zip(first, found, strict=True):
+            np.testing.assert_array_equal(one.view(np.uint8), other.view(np.uint8))
+    assert len({(case.kernel.order, tuple(case.kernel.layouts.items())) for case in cases}) == 1
+    return cases
+
+
+@pytest.mark.usefixtures("ordered_products")
+@pytest.mark.parametrize("chip", [SM90, SM100], ids=lambda chip: chip.name)
+@pytest.mark.parametrize(("n", "k", "groups", "kinds"), [
+    (256, 512, 1, "q8 fp8"), (128, 256, 2, "bf16 fp8"), (64, 384, 1, "bf16 bf16"), (96, 256, 1, "q8 fp8"), (40, 96, 1, "bf16 bf16")])  # fmt: skip
+def test_linear_layers(n: int, k: int, groups: int, kinds: str, chip: Chip):
+    rows, weights = kinds.split()
+    views = [Tensor((None, k * groups), Q8 if rows == "q8" else BF16), Tensor((n, k), FP8_WEIGHT if weights == "fp8" else BF16)]
+    weight = fp8_weight(3, n, k) if weights == "fp8" else numbers(3, n, k)
+    x = quantized_rows(1, 5, k * groups) if rows == "q8" else uneven(1, 5, k * groups)
+    make = partial(KernelCase, partial(nn.linear, groups=groups, wide=True, out=FP32), views)
+    cases = _same_in_all_classes(make, chip, (x, weight))
+    (wanted,) = cases[0].meaning(x, weight)
+    (found,) = cases[0].run(INTERPRETED, x, weight)
+    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-3 * float(np.abs(wanted).max()))
+
+
+@pytest.mark.usefixtures("ordered_products")
+def test_segments_are_of_every_class():
+    """The first case above has segments: few rows add them up in a launch of their own, many in the instance."""
+    views = [Tensor((None, 512), Q8), Tensor((256, 512), FP8_WEIGHT)]
+    few, some, many = (_case(partial(KernelCase, partial(nn.linear, groups=1, wide=False, out=BF16), views), SM90, rows) for rows in BUCKETS)
+    assert [len(case.kernel.before) for case in (few, some, many)] == [1, 2, 2]
+    assert "then over 4 segments" in few.kernel.order and few.kernel.order == many.kernel.order
+
+
+@pytest.mark.usefixtures("ordered_products")
+@pytest.mark.parametrize("chip", [SM90, SM100], ids=lambda chip: chip.name)
+@pytest.mark.parametrize("gathered", [True, False])
+def test_expert_products(gathered: bool, chip: Chip):
+    experts, n, k, choices = 3, 128, 256, 2
+    views = [Tensor((None, k), Q8) if gathered else Tensor((None, choices, k), Q8), Tensor((experts, n, k), FP4_WEIGHT),
+             Tensor((None, choices), INT32), Tensor((experts + 1,), INT32)]
+    make = partial(KernelCase, partial(moe.expert_linear, gathered=gathered, out=FP32), views)
+    given = expert_rows(5, k, choices, gathered), fp4_weight(3, experts, n, k), *dispatched(5, experts, choices)
+    cases = _same_in_all_classes(make, chip, given)
+    (found,), (wanted,) = cases[0].run(INTERPRETED, *given), cases[0].meaning(*given)
+    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-3 * float(np.abs(wanted).max()))
+
+
+def test_the_mixer_adds_up_segments():
+    s, h = 4, 128
+    views = [Tensor((None, s, h), BF16), Tensor(((2 + s) * s, s * h), FP32), Tensor(((2 + s) * s,), FP32), Tensor((3,), FP32)]
+    make = partial(KernelCase, partial(mhc.mixer, iterations=20, epsilon=1e-6, norm_epsilon=1e-6, out=(FP32,) * 3), views)
+    assert [len(_case(make, SM90, rows).kernel.before) for rows in BUCKETS] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("n", "k", "wanted"), [(5120, 8192, 8), (1280, 5120, 8), (5120, 2304, 2), (32768, 1280, 1), (64, 61, 1), (25600, 6144, 2)])
+def test_segments_are_few_and_long(n: int, k: int, wanted: int):
+    assert segments(n, k, -(-n // 64), SM90) == wanted

@@ -1,0 +1,56 @@
+"""Programs of a GPU: each bucket launches the kernel of its own row class, and an op's launches stand side by side on the same buffers."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tapeout.compiler.driver import Planned, Watch, plan
+from tapeout.compiler.settings import Settings
+from tapeout.models.deepseek_v41.config import load_config
+from tapeout.models.tiny import write_tiny
+
+BUCKETS = (16, 128, 512)
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Planned:
+    config = load_config(Path(write_tiny(tmp_path_factory.mktemp("tiny"), 0)))
+    found = plan(config, Settings(target="sm90", max_rows=BUCKETS[-1], buckets=BUCKETS, max_context=512), Watch())
+    assert found is not None
+    return found
+
+
+def rows(planned: Planned, bucket: int, family: str) -> list[dict[str, int]]:
+    """Schedule rows of a family's own launches in one bucket."""
+    launches = planned.programs["encoder"][str(bucket)].launches
+    found = [planned.kernels[launch.kernel].choice for launch in launches]
+    return [dict(choice.schedule) for choice in found if choice.family == family and "part" not in dict(choice.schedule)]
+
+
+def test_buckets_launch_their_own_kernels(planned: Planned) -> None:
+    few, some, many = (rows(planned, bucket, "linear") for bucket in BUCKETS)
+    assert len(few) == len(some) == len(many) > 3
+    assert {row["block_m"] for row in few} == {16} and {row["decoded"] for row in few} == {1}
+    assert {row["block_m"] for row in some} == {64} and {row["decoded"] for row in some} == {2}
+    assert {row["decoded"] for row in many} == {3}
+    assert [row["segments"] for row in few] == [row["segments"] for row in many]
+
+
+def test_parts_stand_in_front_of_their_op_on_its_buffers(planned: Planned) -> None:
+    seen = 0
+    for bucket in BUCKETS:
+        launches = planned.programs["encoder"][str(bucket)].launches
+        for launch, following in pairwise(launches):
+            choice = planned.kernels[launch.kernel].choice
+            if "part" not in dict(choice.schedule):
+                continue
+            seen += 1
+            assert not launch.cost and following.buffers == launch.buffers
+            assert planned.kernels[following.kernel].choice.request == choice.request
+    assert seen > 10
+
+
+def test_every_kernel_is_launched_by_some_bucket(planned: Planned) -> None:
+    launched = {launch.kernel for buckets in planned.programs.values() for program in buckets.values() for launch in program.launches}
+    assert launched == set(range(len(planned.kernels)))

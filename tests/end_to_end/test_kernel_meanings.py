@@ -1,0 +1,134 @@
+"""The suite that compares kernels with meanings on a GPU host, run on the CPU's kernels: all agree, and what is wrong is found.
+
+The meanings alone are imported once more where the MLIR bindings are not installed, as on such a host.
+"""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tapeout.dialects.format import BF16, FP32, Q4_INDEX, Q8, encode
+from tapeout.dialects.types import Tensor
+from tapeout.runtime.artifact import load_artifact
+from tapeout.runtime.device import open_device
+from tests.bench.gpu_meaning import check, summary
+from tests.bench.meanings import launch
+from tests.bench.meanings.bounds import compared
+from tests.bench.meanings.cases import Case, case_data, case_from, cases_of, load_cases
+from tests.bench.meanings.choices import outranked
+from tests.end_to_end.conftest import SETTINGS, Model
+
+ROOT = Path(__file__).parents[2]
+ROWS = (1, 17, 65)
+
+
+@pytest.fixture(scope="module")
+def cases(model: Model) -> dict[str, Case]:
+    return {case.symbol: case_from(case_data(case)) for case in cases_of(model.config, SETTINGS)}
+
+
+def verdicts(model: Model, cases: dict[str, Case], **how: Any) -> list[dict[str, Any]]:
+    artifact = load_artifact(model.artifact)
+    device = open_device(artifact, 1)
+    try:
+        return summary(check(artifact, device, cases, **{"rows": ROWS, **how}))
+    finally:
+        device.close()
+
+
+def test_every_kernel_is_inside_its_bound(model: Model, cases: dict[str, Case]) -> None:
+    table = verdicts(model, cases)
+    assert {row["kernel"] for row in table} == {k.symbol for k in load_artifact(model.artifact).manifest.kernels}
+    assert not [row for row in table if row["wrong"]]
+    assert sum(row["same"] for row in table) > len(table) / 2
+
+
+@pytest.mark.parametrize("family", ["linear", "expert_linear", "attend", "select_entries", "append", "dispatch", "rms_norm", "draw", "lookup"])
+def test_a_wrong_result_is_found(model: Model, cases: dict[str, Case], monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    """What lies in memory is moved by one row, or changed, between the kernel and the comparison."""
+    right = launch.part_of
+
+    def wrong(case: Case, inputs: list[Any], found: list[Any], count: int) -> Any:
+        case, inputs, found = right(case, inputs, found, count)
+        first = found[0].value if hasattr(found[0], "value") else found[0]
+        codes = first.codes if hasattr(first, "codes") else first
+        codes.reshape(-1).view(np.uint8)[: codes.dtype.itemsize] ^= 0x15
+        return case, inputs, found
+
+    monkeypatch.setattr(launch, "part_of", wrong)
+    table = verdicts(model, cases, rows=(17,), only=family)
+    assert table and all(row["wrong"] for row in table)
+
+
+def test_rows_behind_the_count_are_watched(model: Model, cases: dict[str, Case], monkeypatch: pytest.MonkeyPatch) -> None:
+    real = launch.Memory.launch
+
+    def wider(self: Any, calls: Any) -> None:
+        """The launch believes in one row more."""
+        cell = calls[0].buffers[-1]
+        count = self.read(cell, 4).view(np.int32)
+        self.write(cell, count + 1)
+        real(self, calls)
+        self.write(cell, count)
+
+    monkeypatch.setattr(launch.Memory, "launch", wider)
+    table = verdicts(model, cases, rows=(17,), only="rms_norm")
+    assert table and all(f"row {n} was written, behind the {n} rows" in row["wrong"][-1] for row in table for n in row["rows"][:1])
+
+
+def test_bounds_are_sharp() -> None:
+    """One BF16 step beside the nearest is refused unless the slack allows it; NaN always is."""
+    value, view = np.array([[1.0, -3.0]]), Tensor((None, 2), BF16)
+    beside = np.array([[1.0, -3.0 - 2.0**-6]]).astype(ml_dtypes.bfloat16)
+    exact = np.zeros_like(value)
+    assert compared(encode(value, BF16), (value, exact), view)["ratio"] <= 0.01
+    assert "found -3.015625, expected -3.0" in compared(beside, (value, exact), view)["wrong"]
+    assert compared(beside, (value, exact + 2.0**-6), view)["wrong"] is None
+    assert compared(np.array([[np.nan, -3.0]], np.float32), (value, exact + 1e9), replace(view, number=FP32))["wrong"]
+
+
+@pytest.mark.parametrize("number", [Q8, Q4_INDEX])
+def test_codes_and_scales_have_ranges(number: Any) -> None:
+    value = np.random.default_rng(1).standard_normal((3, 64))
+    view, none = Tensor((None, 64), number), np.zeros((3, 64))
+    found = encode(value, number)
+    assert compared(found, (value, none), view) == {"same": True, "ratio": 0.0, "flips": 0, "wrong": None}
+    scales = found.scales.copy()
+    scales[1, 1] += 1
+    assert "1 scales outside" in compared(replace(found, scales=scales), (value, none), view)["wrong"]
+    other = encode(value * (1 + 2.0**-9), number)
+    if number == Q8:
+        assert "codes outside" in compared(other, (value, none), view)["wrong"]
+    assert compared(other, (value, np.abs(value) * 2.0**-8), view)["wrong"] is None
+
+
+def test_choices_may_differ_where_scores_do_not() -> None:
+    score = np.array([3.0, 1.0, 2.0, 1.0])
+    taken = np.array([True, True, True, False])
+    assert not outranked(score, score, taken)
+    assert outranked(score, score, taken[[0, 3, 2, 1]]), "of equals the lowest number"
+    assert not outranked(score - 0.1, score + 0.1, taken[[0, 3, 2, 1]]), "within the error either"
+    assert outranked(score - 0.1, score + 0.1, np.array([True, True, False, False]))
+
+
+def test_meanings_need_no_bindings(tmp_path: Path) -> None:
+    """A process in which the bindings cannot be found imports the suite and reads a file of cases."""
+    (tmp_path / "cases.json").write_text("[]")
+    text = (
+        "import sys, importlib.util as u; real = u.find_spec\n"
+        "u.find_spec = lambda name, *rest: None if name.startswith('torch_mlir') else real(name, *rest)\n"
+        "import tests.bench.gpu_meaning as suite\n"
+        f"assert suite.load_cases(__import__('pathlib').Path({str(tmp_path / 'cases.json')!r})) == {{}}\n"
+        "from tapeout.dialects.define import REGISTRY\n"
+        "assert not any(name.startswith('torch_mlir') for name in sys.modules) and len(REGISTRY) > 30\n"
+    )
+    done = subprocess.run([sys.executable, "-c", text], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert load_cases(tmp_path / "cases.json") == {}
