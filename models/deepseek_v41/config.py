@@ -47,7 +47,7 @@ __all__ = [
     "shipped_config",
 ]
 
-SHIPPED = ("v4.1-flash", "tiny")
+SHIPPED = ("v4.1-flash", "tiny", "tiny-trained")
 
 
 class LayerKind(Enum):
@@ -221,7 +221,7 @@ def parse_config(data: Mapping[str, Any], where: str = "config", *, allow_unknow
 
 
 def shipped_config(name: str) -> ModelConfig:
-    """Returns a configuration that comes with the package: "v4.1-flash" or "tiny"."""
+    """Returns a configuration that comes with the package: "v4.1-flash", "tiny" or "tiny-trained"."""
     if name not in SHIPPED:
         problem = Problem("M101", name, "no such configuration", f"one of {', '.join(SHIPPED)}", "choose one of these")
         raise ConfigError(name, [problem])

@@ -16,7 +16,7 @@ from tapeout.models.deepseek_v41.tensors import TensorSpec
 from tapeout.models.tiny.tokenizer import SPECIALS, token_map_json, tokenizer_json
 from tapeout.models.tiny.weights import Array, Values, random_weights
 
-__all__ = ["random_weights", "write_checkpoint", "write_tiny", "write_tokenizer"]
+__all__ = ["random_weights", "write_checkpoint", "write_shards", "write_tiny", "write_tokenizer"]
 
 SHARDS = 3
 CONFIG = Path(__file__).parent.parent / "deepseek_v41" / "config-tiny.json"
@@ -43,7 +43,11 @@ def write_tokenizer(folder: Path, config: ModelConfig) -> None:
 
 def write_checkpoint(folder: Path, config: ModelConfig, seed: int = 0, shards: int = SHARDS, values: Values | None = None) -> None:
     """Writes random weights of any configuration as `shards` safetensors files and an index; `values` as in `random_weights`. Raises OSError."""
-    stored = list(random_weights(config, seed, values))
+    write_shards(folder, list(random_weights(config, seed, values)), shards)
+
+
+def write_shards(folder: Path, stored: list[tuple[TensorSpec, Array]], shards: int) -> None:
+    """Writes tensors, in order and of about equal bytes, as `shards` safetensors files with an index. Raises OSError."""
     weight_map: dict[str, str] = {}
     for i, unsorted in enumerate(_parts(stored, shards), 1):
         part = sorted(unsorted, key=lambda pair: -pair[0].dtype.width)  # wide elements first keeps all aligned

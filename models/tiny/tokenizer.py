@@ -25,7 +25,7 @@ def tokenizer_json(config: ModelConfig) -> str:
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [_added(i, pieces[i]) for i in special],
+        "added_tokens": [added_token(i, pieces[i]) for i in special],
         "normalizer": None,
         "pre_tokenizer": byte_level,
         "post_processor": None,
@@ -73,6 +73,7 @@ def byte_pieces() -> list[str]:
     return [chr(byte) if byte in printable else chr(256 + next(others)) for byte in range(256)]
 
 
-def _added(token: int, piece: str) -> dict[str, object]:
+def added_token(token: int, piece: str) -> dict[str, object]:
+    """Returns the entry of a token that is taken whole wherever it is spelled."""
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": token, "content": piece, **flags, "special": True}

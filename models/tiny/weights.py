@@ -49,7 +49,7 @@ def random_weights(config: ModelConfig, seed: int = 0, values: "Values | None" =
         yield spec, (values or stored_values)(config, spec, seed)
         scale = table.get(scale_name(name))
         if scale is not None:
-            yield scale, _exponents(spec, scale, draw_for(seed, scale.name))
+            yield scale, stored_scale(spec, scale, seed)
 
 
 def stored_values(config: ModelConfig, spec: TensorSpec, seed: int) -> Array:
@@ -67,8 +67,9 @@ def stored_values(config: ModelConfig, spec: TensorSpec, seed: int) -> Array:
             return (_bfloat16(spec, draw) if shaped is None else shaped).astype(ml_dtypes.bfloat16)
 
 
-def _exponents(weight: TensorSpec, scale: TensorSpec, draw: np.random.Generator) -> Array:
+def stored_scale(weight: TensorSpec, scale: TensorSpec, seed: int) -> Array:
     """Returns E8M0 bytes around the exponent that gives the linear its gain; along a row no two neighbours are equal."""
+    draw = draw_for(seed, scale.name)
     packed = weight.dtype is Dtype.I8
     inputs = weight.shape[1] * (2 if packed else 1)
     rms = gain(weight.name) / (1.0 if "engram.embed" in weight.name else np.sqrt(inputs))

@@ -17,6 +17,8 @@ RUNS: list[tuple[str, list[str], dict[str, str]]] = [
     ("what the engine adds to a step", ["tests.bench.step_overhead"], NATIVE),
     ("planning a step", ["tests.bench.bench_planner"], NATIVE),
     ("scheduling and committing a step", ["tests.bench.bench_schedule"], NATIVE),
+    ("how good the trained checkpoint is", ["tests.bench.trained"], NATIVE),
+    ("vector operations of Ascend kernels", ["tests.bench.ascend_operations"], NATIVE),
 ]
 
 

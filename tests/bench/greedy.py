@@ -6,6 +6,7 @@ by more than the model's own noise; behind an allowed difference a prompt is not
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tapeout.models.deepseek_v41.checkpoint import open_checkpoint
-from tapeout.models.deepseek_v41.config import parse_config
+from tapeout.models.deepseek_v41.config import ModelConfig, parse_config
+from tapeout.models.deepseek_v41.slice import SliceTensors
 from tapeout.models.deepseek_v41.token_map import load_token_map
 from tapeout.models.deepseek_v41.tokenizer import load_tokenizer
 from tapeout.runtime.artifact import Artifact
 from tapeout.runtime.device import Device
 from tapeout.runtime.program import Draw, LoadedPrograms, StepRows
-from tapeout.runtime.weights import bind_weights
+from tapeout.runtime.weights import BoundWeights, bind_weights
 
 FIRST_TEXT, LAST_TEXT = 3, 259  # ids of the tiny tokenizer's bytes; ordinary ids of any vocabulary
 
@@ -33,13 +35,29 @@ class Answer:
     leads: list[float]
 
 
-def load_programs(artifact: Artifact, weights: Path, device: Device) -> LoadedPrograms:
-    """The artifact's programs with every slot's blocks in place."""
+RANDOM = Path("random")
+"""Stands for a checkpoint of random weights that is never written (models/deepseek_v41/slice.py)."""
+
+
+def bound_weights(artifact: Artifact, weights: Path) -> BoundWeights:
+    """The weights of a checkpoint folder, or of none."""
     config = parse_config(artifact.manifest.model.config)
+    if weights == RANDOM:
+        return bind_weights(artifact.weights, SliceTensors(config), partial(any_token_map, config))
     checkpoint = open_checkpoint(weights, config, ("text", "draft"))
     tokenizer = load_tokenizer(weights, config)
-    bound = bind_weights(artifact.weights, checkpoint, lambda: load_token_map(weights, config, tokenizer))
-    options = artifact.manifest.options
+    return bind_weights(artifact.weights, checkpoint, lambda: load_token_map(weights, config, tokenizer))
+
+
+def any_token_map(config: ModelConfig) -> NDArray[np.int32]:
+    """A map of token ids that reaches every compressed id."""
+    ids = np.arange(config.text.vocab_size, dtype=np.int64)
+    return (ids * 7919 % config.text.engram_compressed_vocab_size).astype(np.int32)
+
+
+def load_programs(artifact: Artifact, weights: Path, device: Device) -> LoadedPrograms:
+    """The artifact's programs with every slot's blocks in place."""
+    bound, options = bound_weights(artifact, weights), artifact.manifest.options
     blocks = -(-options.max_context // options.block_tokens)
     programs = LoadedPrograms(artifact, bound, device, 1 + options.max_sequences * blocks)
     table = programs.array("block_table")
