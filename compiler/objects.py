@@ -9,8 +9,7 @@ from pathlib import Path
 from tapeout.codegen.cpu.toolchain import StackExceeded
 from tapeout.codegen.lower_to_tile import TileKernel
 from tapeout.compiler.cache import Cache, key_of
-from tapeout.compiler.errors import ModuleRefused
-from tapeout.compiler.workers import in_processes
+from tapeout.compiler.cached_kernels import cached_kernels, made_once
 
 Progress = Callable[[str], None]
 
@@ -21,34 +20,13 @@ def kernel_objects(kernels: Sequence[TileKernel], cpu: str, store: Cache, jobs: 
     `progress(symbol)` is called as each is done. Raises `ModuleRefused` for a kernel whose blocks are too large, `CacheRefused`, `WorkerLost`.
     """
     tasks = {k.symbol: (k.text, cpu, str(store.root)) for k in kernels}
-    found = {symbol: store.lookup(object_key(task[0], cpu)) for symbol, task in tasks.items()}
-    done = {symbol: content for symbol, content in found.items() if content is not None}
-    missing = {symbol: task for symbol, task in tasks.items() if symbol not in done}
-    for symbol in done:
-        progress(symbol)
-    compiled = [0]
-
-    def ready(symbol: str, answer: tuple[bytes, bool]) -> None:
-        done[symbol] = answer[0]
-        compiled[0] += answer[1]
-        progress(symbol)
-
-    try:
-        in_processes(compile_one, missing, jobs, ready)
-    except StackExceeded as error:
-        raise ModuleRefused(str(error)) from None
-    return {k.symbol: done[k.symbol] for k in kernels}, compiled[0]
+    keys = {k.symbol: object_key(k.text, cpu) for k in kernels}
+    return cached_kernels(compile_one, tasks, keys, store, jobs, progress, StackExceeded)
 
 
 def compile_one(text: str, cpu: str, root: str) -> tuple[bytes, bool]:
     """The object of one tile module, and whether it was compiled now (else it is from the cache); runs in a worker process."""
-    made: list[bytes] = []
-
-    def make() -> bytes:
-        made.append(_object(text, cpu))
-        return made[0]
-
-    return Cache(Path(root)).get_or_make(object_key(text, cpu), make), bool(made)
+    return made_once(Cache(Path(root)), object_key(text, cpu), lambda: _object(text, cpu))
 
 
 def _object(text: str, cpu: str) -> bytes:

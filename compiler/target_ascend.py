@@ -15,10 +15,10 @@ from typing import Any
 
 from tapeout.codegen.lower_to_tile import TileKernel
 from tapeout.compiler.cache import Cache, key_of
-from tapeout.compiler.errors import ModuleRefused, ToolchainMissing
+from tapeout.compiler.cached_kernels import cached_kernels, made_once
+from tapeout.compiler.errors import ToolchainMissing
 from tapeout.compiler.settings import Settings
 from tapeout.compiler.targets import Built, Grid, Progress
-from tapeout.compiler.workers import in_processes
 from tapeout.dialects._mlir import ir
 from tapeout.runtime.artifact_kernels import CpuLevel, Lowered, NpuLevel
 
@@ -121,33 +121,15 @@ def lowered_kernels(
     `progress(symbol)` is called as each is done. Raises `ModuleRefused` with the sentence of the first kernel that is refused.
     """
     keys = {k.symbol: _key(k.text, name) for k in kernels}
-    done = {symbol: found for symbol, key in keys.items() if (found := store.lookup(key)) is not None}
-    for symbol in done:
-        progress(symbol)
-    compiled = [0]
-
-    def ready(symbol: str, answer: tuple[bytes, bool]) -> None:
-        done[symbol] = answer[0]
-        compiled[0] += answer[1]
-        progress(symbol)
-
-    missing = sorted((k for k in kernels if k.symbol not in done), key=lambda k: -len(k.text))
-    try:
-        in_processes(compile_one, {k.symbol: (k.text, name, str(store.root)) for k in missing}, jobs, ready)
-    except KernelRefused as error:
-        raise ModuleRefused(str(error)) from None
-    return {k.symbol: json.loads(done[k.symbol]) for k in kernels}, compiled[0]
+    longest_first = sorted(kernels, key=lambda k: -len(k.text))
+    tasks = {k.symbol: (k.text, name, str(store.root)) for k in longest_first}
+    made, compiled = cached_kernels(compile_one, tasks, keys, store, jobs, progress, KernelRefused)
+    return {symbol: json.loads(content) for symbol, content in made.items()}, compiled
 
 
 def compile_one(text: str, name: str, root: str) -> tuple[bytes, bool]:
     """A lowered kernel as JSON, and whether it was compiled now (else it is from the cache); runs in a worker process."""
-    made: list[bytes] = []
-
-    def make() -> bytes:
-        made.append(_lowered(text, name))
-        return made[0]
-
-    return Cache(Path(root)).get_or_make(_key(text, name), make), bool(made)
+    return made_once(Cache(Path(root)), _key(text, name), lambda: _lowered(text, name))
 
 
 def _lowered(text: str, name: str) -> bytes:

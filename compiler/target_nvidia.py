@@ -14,15 +14,12 @@ from typing import Any
 
 from tapeout.codegen.lower_to_tile import TileKernel
 from tapeout.compiler.cache import Cache, key_of
+from tapeout.compiler.cached_kernels import cached_kernels, made_once
 from tapeout.compiler.errors import ModuleRefused, ToolchainMissing
 from tapeout.compiler.settings import Settings
 from tapeout.compiler.targets import Built, Grid, Progress
-from tapeout.compiler.workers import in_processes
 from tapeout.dialects._mlir import ir
 from tapeout.runtime.artifact_kernels import Binary, CpuLevel, GpuLevel
-
-Task = tuple[str, tuple[tuple[str, int], ...], str, Any, str]
-"""Tile text, schedule row, chip, the source that stands in for the emitted one or None, root of the cache."""
 
 
 class KernelRefused(Exception):
@@ -106,26 +103,11 @@ def kernel_binaries(
 
     `progress(symbol)` is called as each is done.
     """
-    tasks: dict[str, Task] = {k.symbol: (k.text, k.choice.schedule, chip, _override(k, chip), str(store.root)) for k in kernels}
-    keys = {symbol: _key(*task[:4]) for symbol, task in tasks.items()}
-    done = {symbol: found for symbol, key in keys.items() if (found := store.lookup(key)) is not None}
-    for symbol in done:
-        progress(symbol)
-    compiled = [0]
-    missing = {symbol: task for symbol, task in tasks.items() if symbol not in done}
-    if missing:
-        families = {k.symbol: k.choice.family for k in kernels}
-
-        def ready(symbol: str, answer: tuple[bytes, bool]) -> None:
-            done[symbol] = answer[0]
-            compiled[0] += answer[1]
-            progress(symbol)
-
-        try:
-            in_processes(compile_one, {symbol: (families[symbol], *task) for symbol, task in missing.items()}, jobs, ready)
-        except KernelRefused as error:
-            raise ModuleRefused(str(error)) from None
-    return {k.symbol: json.loads(done[k.symbol]) for k in kernels}, compiled[0]
+    given = {k.symbol: _override(k, chip) for k in kernels}
+    tasks = {k.symbol: (k.choice.family, k.text, k.choice.schedule, chip, given[k.symbol], str(store.root)) for k in kernels}
+    keys = {k.symbol: _key(k.text, k.choice.schedule, chip, given[k.symbol]) for k in kernels}
+    made, compiled = cached_kernels(compile_one, tasks, keys, store, jobs, progress, KernelRefused)
+    return {symbol: json.loads(content) for symbol, content in made.items()}, compiled
 
 
 def _override(kernel: TileKernel, name: str) -> Any:
@@ -140,14 +122,11 @@ def _override(kernel: TileKernel, name: str) -> Any:
 
 
 def compile_one(family: str, text: str, schedule: tuple[tuple[str, int], ...], chip: str, given: Any, root: str) -> tuple[bytes, bool]:
-    """The binary of one tile module as JSON, and whether it was compiled now (else it is from the cache); runs in a worker process."""
-    made: list[bytes] = []
+    """The binary of one tile module as JSON, and whether it was compiled now (else it is from the cache); runs in a worker process.
 
-    def make() -> bytes:
-        made.append(_binary(family, text, dict(schedule), chip, given))
-        return made[0]
-
-    return Cache(Path(root)).get_or_make(_key(text, schedule, chip, given), make), bool(made)
+    `given` is the source that stands in for the emitted one, or None; `root` is the root of the cache.
+    """
+    return made_once(Cache(Path(root)), _key(text, schedule, chip, given), lambda: _binary(family, text, dict(schedule), chip, given))
 
 
 def _binary(family: str, text: str, schedule: dict[str, int], name: str, given: Any) -> bytes:

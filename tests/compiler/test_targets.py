@@ -15,7 +15,7 @@ import pytest
 
 from tapeout.codegen.lower_to_tile import TileKernel
 from tapeout.codegen.nvidia import toolchain
-from tapeout.compiler import target_nvidia
+from tapeout.compiler import cached_kernels, target_nvidia
 from tapeout.compiler.api import Compiled, compile_path
 from tapeout.compiler.cache import Cache
 from tapeout.compiler.commands import main
@@ -189,7 +189,7 @@ def test_refused_kernels_name_themselves_across_processes(tmp_path: Path, monkey
         raise target_nvidia.KernelRefused("kernel attend_1 for sm90: attend: spills 4 bytes")
 
     monkeypatch.setattr(target_nvidia, "versions", lambda chip: VERSIONS)
-    monkeypatch.setattr(target_nvidia, "in_processes", refuse)
+    monkeypatch.setattr(cached_kernels, "in_processes", refuse)
     kernel: Any = SimpleNamespace(symbol="attend_1", text="", choice=SimpleNamespace(schedule=(), family="attend"))
     with pytest.raises(ModuleRefused, match=r"^\[C103\] kernel attend_1 for sm90"):
         KERNEL_BINARIES([kernel], "sm90", Cache(tmp_path), 1, lambda symbol: None)
