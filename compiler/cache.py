@@ -163,9 +163,12 @@ def _facts(path: Path) -> os.stat_result | None:
 
 def default_root() -> Path:
     """The user's cache folder for compiled kernels; TAPEOUT_CACHE_DIR overrides it."""
+    given = os.environ.get("TAPEOUT_CACHE_DIR")
+    if given:
+        return Path(given) / "v1"
     import platformdirs
 
-    return Path(os.environ.get("TAPEOUT_CACHE_DIR") or platformdirs.user_cache_dir("tapeout")) / "v1"
+    return Path(platformdirs.user_cache_dir("tapeout")) / "v1"
 
 
 def key_of(*parts: bytes | str) -> str:

@@ -25,6 +25,8 @@ PACKAGES = (
     ("pydantic", "pydantic", "running", "pip install tapeout"),
     ("safetensors", "safetensors", "running", "pip install tapeout"),
     ("tokenizers", "tokenizers", "running", "pip install tapeout"),
+    ("filelock", "filelock", "compiling", "pip install tapeout"),
+    ("platformdirs", "platformdirs", "compiling", "pip install tapeout"),
     ("torch-mlir", "torch_mlir.ir", "compiling", "pip install 'tapeout[compile]'"),
     ("triton", "triton", "compiling for sm90 and sm100", "pip install 'tapeout[nvidia]'"),
 )
@@ -192,8 +194,12 @@ def _processor() -> Finding:
 
 def _cache() -> Finding:
     """The folder, or the nearest one above it that exists, in which it would be made."""
-    root = default_root().absolute()
+    what, needed, remedy = "compile cache", "a folder that can be written", "set TAPEOUT_CACHE_DIR to a folder"
+    try:
+        root = default_root().absolute()
+    except ImportError as error:  # of the package that knows where caches are, which has a line of its own
+        return Finding(what, f"no place for it: {error}", needed, False, remedy)
     there = next((path for path in (root, *root.parents) if os.path.lexists(path)), Path("/"))
     is_ok = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
     found = str(root) if is_ok else f"{root}, as {there} is {'not writable' if there.is_dir() else 'no folder'}"
-    return Finding("compile cache", found, "a folder that can be written", is_ok, "set TAPEOUT_CACHE_DIR to a folder")
+    return Finding(what, found, needed, is_ok, remedy)

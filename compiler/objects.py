@@ -1,6 +1,5 @@
 """Kernel objects: tile modules compiled by worker processes, each kernel once per cache however many compiles ask for it."""
 
-import hashlib
 import importlib.metadata
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -10,6 +9,7 @@ from tapeout.codegen.cpu.toolchain import StackExceeded
 from tapeout.codegen.lower_to_tile import TileKernel
 from tapeout.compiler.cache import Cache, key_of
 from tapeout.compiler.cached_kernels import cached_kernels, made_once
+from tapeout.compiler.sources import fingerprint, tile_context
 
 Progress = Callable[[str], None]
 
@@ -32,12 +32,9 @@ def compile_one(text: str, cpu: str, root: str) -> tuple[bytes, bool]:
 def _object(text: str, cpu: str) -> bytes:
     from tapeout.codegen.cpu.facts import cpu as target
     from tapeout.codegen.cpu.toolchain import compile_object
-    from tapeout.dialects import tile
     from tapeout.dialects._mlir import ir
 
-    context = ir.Context()
-    tile.load_into(context)
-    with context, ir.Location.unknown():
+    with tile_context(), ir.Location.unknown():
         return compile_object(ir.Module.parse(text), target(cpu))
 
 
@@ -59,9 +56,4 @@ def lowering_fingerprint() -> str:
     import tapeout.codegen.cpu as package
     import tapeout.dialects.tile as dialect
 
-    files = [*sorted(Path(package.__path__[0]).glob("*")), Path(dialect.__file__)]
-    digest = hashlib.sha256()
-    for path in files:
-        if path.is_file() and path.suffix in (".py", ".mlir") and path.name != "schedules.py":
-            digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()
+    return fingerprint(package, [dialect], (".py", ".mlir"))

@@ -5,24 +5,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tapeout.compiler import step_options as of
+
 if TYPE_CHECKING:
     from tapeout.compiler.driver import Planned
     from tapeout.compiler.settings import Settings
     from tapeout.models.deepseek_v41.config import ModelConfig
 
-MEBIBYTE = 1 << 20
-
 
 def command(
     path: Annotated[Path, typer.Argument(help="config.json or a Hugging Face folder")],
     target: Annotated[str, typer.Option(help="cpu, sm90, sm100, sm103 or ascend950; all but the first also give bounds of every kernel")] = "cpu",
-    context: Annotated[int, typer.Option(help="tokens of the longest sequence")] = 4096,
-    sequences: Annotated[int, typer.Option(help="sequences that run at once")] = 8,
-    max_rows: Annotated[int, typer.Option(help="rows of the largest step")] = 512,
-    max_outputs: Annotated[int, typer.Option(help="rows of a step that may ask for logits")] = 512,
-    block_tokens: Annotated[int, typer.Option(help="tokens of one cache block")] = 128,
-    workspace: Annotated[int, typer.Option(help="MiB that index scoring may use")] = 256,
-    allow_unknown_keys: Annotated[bool, typer.Option("--allow-unknown-keys", help="accept configuration keys that are not known")] = False,
+    context: of.Context = of.CONTEXT,
+    sequences: of.Sequences = of.SEQUENCES,
+    max_rows: of.Rows = of.ROWS,
+    max_outputs: of.Outputs = of.OUTPUTS,
+    block_tokens: of.BlockTokens = of.BLOCK_TOKENS,
+    workspace: of.Workspace = of.WORKSPACE,
+    allow_unknown_keys: of.UnknownKeys = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Show what a compiled model would need: state, work, weights, memory, kernels."""
@@ -31,7 +31,7 @@ def command(
     from tapeout.compiler import report
     from tapeout.compiler.driver import Watch, plan
     from tapeout.compiler.errors import SettingsError
-    from tapeout.compiler.settings import Settings
+    from tapeout.compiler.settings import MEBIBYTE, Settings
     from tapeout.compiler.targets import target_of
     from tapeout.models.deepseek_v41.config import load_config
 

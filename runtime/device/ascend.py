@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from tapeout.runtime.artifact import ALIGNMENT, MANIFEST, Artifact
 from tapeout.runtime.artifact_kernels import Kernel, Lowered
 from tapeout.runtime.device import Call, Region, Use
-from tapeout.runtime.device.memory import address, zeroed
+from tapeout.runtime.device.host_side import host_side, locked_bytes, number_of
+from tapeout.runtime.device.memory import address
 from tapeout.runtime.errors import ChipMismatch, MemoryRefused, NpuFailed, NpuMissing, ObjectMissing, SymbolMissing
 
 LIBRARY = "libascendcl.so"
@@ -147,9 +148,7 @@ class AscendDevice:
 
     def kernel(self, symbol: str) -> int:
         """The number of a kernel. Raises SymbolMissing."""
-        if symbol not in self._numbers:
-            raise SymbolMissing(str(self._place), f"no kernel {symbol}", "every kernel of the manifest")
-        return self._numbers[symbol]
+        return number_of(symbol, self._numbers, self._place)
 
     # -- memory
 
@@ -158,12 +157,9 @@ class AscendDevice:
         self._enter()
         start = self._allocated(size, what)
         self._acl("aclrtMemset", ctypes.c_void_p(start), ctypes.c_size_t(max(size, 1)), ctypes.c_int32(0), ctypes.c_size_t(max(size, 1)))
-        if use == "device":
-            return Region(start, None)
-        if use == "fetched":
-            return Region(start, zeroed(size, what))
-        region = Region(start, self._pinned(size, what))
-        self._copies[use].append((region, size))
+        region = Region(start, host_side(size, what, use, self._pinned))
+        if use in self._copies:
+            self._copies[use].append((region, size))
         return region
 
     def _allocated(self, size: int, what: str) -> int:
@@ -183,9 +179,7 @@ class AscendDevice:
         except NpuFailed as error:
             raise MemoryRefused(what, f"a need of {size} bytes of page-locked host memory, {error.found}", "memory the system can lock") from None
         self._undo.append(("aclrtFreeHost", ctypes.c_void_p(start)))
-        found = np.ctypeslib.as_array((ctypes.c_uint8 * max(size, 1)).from_address(start))
-        found[:] = 0
-        return found
+        return locked_bytes(start, size)
 
     def place(self, array: NDArray[Any], what: str, *, by_rows: bool = False) -> int:
         """A copy on the NPU."""

@@ -17,6 +17,7 @@ from tapeout.runtime.artifact import Artifact
 from tapeout.runtime.artifact_kernels import Kernel
 from tapeout.runtime.device import Call, Region, Use
 from tapeout.runtime.device.ascend_simulator import Counts, SimulationError, Simulator
+from tapeout.runtime.device.host_side import number_of
 from tapeout.runtime.device.memory import address, zeroed
 from tapeout.runtime.errors import ChipMismatch, SimulatedFault, SymbolMissing
 
@@ -50,9 +51,7 @@ class AscendSimDevice:
 
     def kernel(self, symbol: str) -> int:
         """The number of a kernel. Raises SymbolMissing."""
-        if symbol not in self._numbers:
-            raise SymbolMissing(str(self._place), f"no kernel {symbol}", "every kernel of the manifest")
-        return self._numbers[symbol]
+        return number_of(symbol, self._numbers, self._place)
 
     def memory(self, size: int, what: str, use: Use = "device") -> Region:
         """Zeroed bytes of the host. Raises MemoryRefused."""

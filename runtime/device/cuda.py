@@ -20,7 +20,8 @@ from tapeout.runtime.artifact import MANIFEST, Artifact
 from tapeout.runtime.artifact_kernels import Binary, GpuLevel
 from tapeout.runtime.device import Call, Region, Use
 from tapeout.runtime.device.branches import Branching, is_branching
-from tapeout.runtime.device.memory import address, zeroed
+from tapeout.runtime.device.host_side import host_side, locked_bytes, number_of
+from tapeout.runtime.device.memory import address
 from tapeout.runtime.errors import BinaryRefused, ChipMismatch, DeviceFailed, DriverMissing, DriverOld, MemoryRefused, SymbolMissing
 
 WARP = 32  # threads
@@ -163,9 +164,7 @@ class CudaDevice:
 
     def kernel(self, symbol: str) -> int:
         """The number of a kernel. Raises SymbolMissing."""
-        if symbol not in self._numbers:
-            raise SymbolMissing(str(self._place), f"no kernel {symbol}", "every kernel of the manifest")
-        return self._numbers[symbol]
+        return number_of(symbol, self._numbers, self._place)
 
     # -- memory
 
@@ -175,12 +174,9 @@ class CudaDevice:
         start = self._allocated(size, what)
         self._driver("cuMemsetD8Async", start, 0, max(size, 1), self._stream)
         self._driver("cuStreamSynchronize", self._stream)
-        if use == "device":
-            return Region(start, None)
-        if use == "fetched":
-            return Region(start, zeroed(size, what))
-        region = Region(start, self._pinned(size, what))
-        self._copies[use].append((region, size))
+        region = Region(start, host_side(size, what, use, self._pinned))
+        if use in self._copies:
+            self._copies[use].append((region, size))
         return region
 
     def _allocated(self, size: int, what: str) -> int:
@@ -201,9 +197,7 @@ class CudaDevice:
                 what, f"a need of {size} bytes of page-locked host memory, {error.found}", "memory the system can lock"
             ) from None
         self._undo.append(("cuMemFreeHost", start))
-        found = np.ctypeslib.as_array((ctypes.c_uint8 * max(size, 1)).from_address(start))
-        found[:] = 0
-        return found
+        return locked_bytes(start, size)
 
     def place(self, array: NDArray[Any], what: str, *, by_rows: bool = False) -> int:
         """A copy on the GPU; a table read by rows stays in host memory, mapped, unless tables belong on the device."""

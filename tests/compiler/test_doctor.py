@@ -56,6 +56,19 @@ def test_a_package_is_imported_in_a_process_of_its_own(
     assert doctor.import_fault("unheard_of.part") == "no module unheard_of"
 
 
+def test_a_gpu_host_without_the_compilers_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every line is there, says what is missing, and none of it stops who runs artifacts."""
+    for name in ("platformdirs", "filelock", "torch_mlir", "triton", "jinja2"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delenv("TAPEOUT_CACHE_DIR", raising=False)
+    monkeypatch.setattr(doctor, "import_fault", lambda module: f"no module {module}" if sys.modules.get(module.split(".")[0], 1) is None else None)
+    found = {f.what: f for f in doctor.findings()}
+    missing = {what for what, f in found.items() if not f.is_ok}
+    assert {"filelock (compiling)", "platformdirs (compiling)", "torch-mlir (compiling)", "compile cache"} <= missing
+    assert found["compile cache"].found.startswith("no place for it: ")
+    assert not any(f.stops_running for f in found.values())
+
+
 def test_a_package_that_is_there_but_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch_mlir", None)
     found = doctor._package("torch-mlir", "torch_mlir.ir", "compiling", "pip install 'tapeout[compile]'")

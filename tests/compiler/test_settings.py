@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tapeout.compiler import step_options as of
 from tapeout.compiler.errors import SettingsError
-from tapeout.compiler.settings import Settings, parse_buckets
+from tapeout.compiler.settings import MEBIBYTE, Settings, parse_buckets
 from tapeout.compiler.targets import MODULES
 from tapeout.compiler.tuning import read_tuning
 
@@ -152,3 +153,15 @@ def test_an_error_crosses_processes_as_it_is() -> None:
     for error in (SettingsError(["a", "b"]), ModuleRefused("x"), FileRefused("--out", Path("p"), "f", "e", "r"), WorkerLost("k", -9)):
         found = pickle.loads(pickle.dumps(error))
         assert (type(found), str(found)) == (type(error), str(error))
+
+
+def test_the_command_line_offers_the_same_defaults() -> None:
+    settings = Settings()
+    assert (
+        settings.max_rows,
+        settings.max_sequences,
+        settings.max_outputs,
+        settings.max_context,
+        settings.block_tokens,
+        settings.workspace_bytes,
+    ) == (of.ROWS, of.SEQUENCES, of.OUTPUTS, of.CONTEXT, of.BLOCK_TOKENS, of.WORKSPACE * MEBIBYTE)
