@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass
 
 from tapeout.codegen import tile_builder as t
-from tapeout.codegen.kernel import Buffer, Kernel, KernelError, Request
+from tapeout.codegen.kernel import EAGER, Buffer, Kernel, KernelError, Request
 from tapeout.codegen.row_values import KINDS
 from tapeout.codegen.select_kernels import Choice, build, choices_of, in_launches, launches
 from tapeout.codegen.verify_tile import problems
@@ -42,6 +42,9 @@ def lower(choice: Choice) -> TileKernel:
     )
     symbol = symbol_of(choice)
     module = t.kernel(symbol, {b.name: KINDS.get(b.element, b.element) for b in buffers}, kernel.body, kernel.grid)
+    if dict(choice.schedule).get(EAGER):
+        with module.context:
+            next(iter(module.body.operations)).attributes[f"tile.{EAGER}"] = ir.UnitAttr.get()
     found = problems(module)
     if found:
         raise KernelError(f"kernel {symbol} for {choice.request} leaves the common op set: {'; '.join(found[:3])}")

@@ -255,14 +255,21 @@ def clamp(x: Value, low: Number, high: Number) -> Value:
     return minimum(maximum(x, low), high)
 
 
+def near_quotient(a: Number, b: Value) -> Value:
+    """a / b of f32 numbers where no tie hangs on the last bit; b is at least 2^-126, infinite ones too: a target may multiply by a reciprocal."""
+    out = div(a, b)
+    out.owner.attributes["tile.near"] = ir.UnitAttr.get()
+    return out
+
+
 def sigmoid(x: Value) -> Value:
     """1 / (1 + exp(-x))."""
-    return div(1.0, add(exp(negate(x)), 1.0))
+    return near_quotient(1.0, add(exp(negate(x)), 1.0))
 
 
 def silu(x: Value) -> Value:
     """x sigmoid(x)."""
-    return div(x, add(exp(negate(x)), 1.0))
+    return near_quotient(x, add(exp(negate(x)), 1.0))
 
 
 def softplus(x: Value) -> Value:

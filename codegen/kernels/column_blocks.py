@@ -1,7 +1,7 @@
 """Rows in blocks of columns: how often a block is read, and which instance reads it.
 
-A schedule row may say `held` (1: a row's blocks are read once and stay in registers) and `parts` (instances that share a row's columns where
-no sum runs over them). Both leave every sum as it is.
+A schedule row may say `held` (1: a row's blocks are read once and stay in registers, and are summed place by place), `ahead` (1: what a walk
+over held rows needs besides them is read with them) and `parts` (instances that share a row's columns where no sum runs over them).
 """
 
 from collections.abc import Callable, Sequence
@@ -30,6 +30,23 @@ def blocks(load: Load, n: int, size: int, schedule: Schedule) -> Over:
         return state
 
     return over
+
+
+def ahead(load: Load, n: int, size: int, schedule: Schedule) -> Load:
+    """`load` as it is, or, where the row says so, with all blocks loaded here: a sum in between does not keep them waiting."""
+    if not (schedule.get("held") and schedule.get("ahead")):
+        return load
+    kept = {column: load(column) for column in range(0, n, size)}
+    return lambda column: kept[column]
+
+
+def summed(over: Over, rows: int, size: int, schedule: Schedule, term: Callable[[Value], Value]) -> Value:
+    """The sum of term(block) over a row's columns, [rows]: blocks ascending; of held rows each place by itself, then the places."""
+    if schedule.get("held"):
+        (places,) = over([t.full([rows, size], 0.0)], lambda column, x, total: [t.add(total, term(x))])
+        return t.reduce(places, "add", 1)
+    (total,) = over([t.full([rows], 0.0)], lambda column, x, total: [t.add(total, t.reduce(term(x), "add", 1))])
+    return total
 
 
 def parts(schedule: Schedule, n: int, size: int) -> list[int]:

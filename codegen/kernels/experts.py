@@ -17,6 +17,8 @@ from tapeout.dialects.types import Tensor
 Value = Any
 LOWEST = -1e30  # below every score; finite, so that no masked lane makes a NaN
 FP4_STEP, FP4_HALF, SCALE_GROUP = 128, 64, 32
+IN_FRONT = 1
+"""`decoded` of a schedule: a launch in front decodes rows."""
 
 
 def _cannot_gate(request: Request) -> str | None:
@@ -177,10 +179,12 @@ def _cannot_multiply(request: Request) -> str | None:
 
 @family("moe.expert_linear", refuses=_cannot_multiply)
 def expert_linear(request: Request, schedule: Schedule) -> Kernel:
-    """y_i = weight[e] x_i of the sorted pairs i of every expert. Grid: experts x column blocks; an expert without pairs leaves at once.
+    """y_i = weight[e] x_i of the sorted pairs i of every expert. Grid: experts x column blocks, with `spread` in the schedule x as many
+    instances that take turns; an instance without pairs leaves at once.
 
     FP8 rows and FP4 weights are decoded to BF16, which is exact. Gathered rows: pair to row numbers go through a workspace slice of the
-    column block, which no other instance writes. With `decoded` in the schedule a launch in front gathers and decodes the rows of pairs.
+    column block, which no other instance writes. `decoded` in the schedule: 1, a launch in front gathers and decodes the rows of pairs; 2, an
+    instance decodes those that it multiplies; sums have one order in both.
     """
     if schedule.get("workers"):
         return staged_product(request, schedule)
@@ -188,8 +192,9 @@ def expert_linear(request: Request, schedule: Schedule) -> Kernel:
     assert isinstance(view, Tensor)
     (experts, n, k), choices, gathered = view.sized(0), columns_of(request.operands[2]), request["gathered"]
     block_m, block_n = schedule["block_m"], block(schedule, "block_n", n, schedule["panel"] or 1)
-    first_weights, decoded = bool(schedule.get("weights_first")), bool(schedule.get("decoded"))
+    first_weights, decoded, spread = bool(schedule.get("weights_first")), schedule.get("decoded", 0), schedule.get("spread", 1)
     product = _block_of_pairs if decoded else _block_of_weights if first_weights else _expert_block
+    numbered = gathered and decoded != IN_FRONT
 
     def body(*buffers: Value) -> None:
         b = bind(request, buffers)
@@ -198,21 +203,24 @@ def expert_linear(request: Request, schedule: Schedule) -> Kernel:
         base = t.mul(part, t.mul(b.rows, choices))
 
         def rows(m0: Value) -> None:
-            if gathered and not decoded:
+            if numbered:
                 numbers = t.quotient(t.View(b.operands[2].values, [end]).load([m0], [block_m]), choices)
                 t.View(b.workspaces[0], [t.add(base, end)]).store([t.add(base, m0)], numbers)
             acc = product(request, schedule, b, expert, t.mul(part, block_n), m0, end, base)
             b.results[0].folded(n).store(end, [m0, t.mul(part, block_n)], acc)
 
-        t.loop(first, end, block_m, [], rows)
+        start = first if spread == 1 else t.add(first, t.mul(t.program_id(2), block_m))
+        t.loop(start, end, spread * block_m, [], rows)
 
     def grid(*buffers: Value) -> list[Value]:
-        return [experts, n // block_n]
+        return [experts, n // block_n, *([spread] if spread > 1 else [])]
 
+    work = (Workspace("i32", lambda rows: rows * choices * (n // block_n)),) if numbered else ()
     if decoded:
         order = f"column: sum over k in blocks of {block(schedule, 'block_k', k, 2 * SCALE_GROUP)}, ascending, even ones of a block first"
+        if decoded != IN_FRONT:
+            return Kernel(body, grid, order, {1: Layout()}, work)
         return Kernel(body, grid, order, {1: Layout()}, (Workspace("bf16", lambda rows: rows * choices * k),), (_pairs(request, schedule),))
-    work = (Workspace("i32", lambda rows: rows * choices * (n // block_n)),) if gathered else ()
     codes = ("fp4_split", *([f"panels:{schedule['panel']}"] if schedule["panel"] else []))
     layout, step = (Layout(), schedule["block_k"]) if first_weights else (Layout(codes, ("transpose",)), FP4_HALF)
     return Kernel(body, grid, f"column: sum over k in blocks of {step}, ascending", {1: layout}, work)
@@ -243,22 +251,28 @@ def _pairs(request: Request, schedule: Schedule) -> Part:
 
 
 def _block_of_pairs(request: Request, schedule: Schedule, b: Bound, expert: Value, n0: Value, m0: Value, end: Value, base: Value) -> Value:
-    """A block of decoded pairs with the packed weights as stored, [E, N, K/2], as the left factor: low nibbles are even columns."""
+    """A block of pairs' rows with the packed weights as stored, [E, N, K/2], as the left factor: low nibbles are even columns."""
     weight, view = b.operands[1], request.operands[1]
     assert isinstance(view, Tensor)
     experts, n, k = view.sized(0)
     block_m, block_n, block_k = schedule["block_m"], schedule["block_n"], schedule["block_k"]
-    groups, pairs = block_k // SCALE_GROUP, t.View(b.workspaces[0], [end, k])
+    groups = block_k // SCALE_GROUP
 
     def scales(k0: Value) -> Value:
         each = t.View(weight.scales, [experts, n, k // SCALE_GROUP])
         return each.load([expert, n0, by(k0, SCALE_GROUP)], [block_n, groups])
 
+    def halves(k0: Value) -> tuple[Value, ...]:
+        if schedule["decoded"] == IN_FRONT:
+            pairs, half = t.View(b.workspaces[0], [end, k]), by(k0, 2)
+            return tuple(pairs.load([m0, at], [block_m, block_k // 2]) for at in (half, t.add(half, k // 2)))
+        found = t.dequantize_q8(*_pair_rows(request, b.operands[0].folded(k), b, k0, block_k, block_m, m0, end, base))
+        return tuple(t.exact_bf16(half) for half in t.even_odd(found))
+
     def step(k0: Value, acc: Value, bytes_: Value) -> list[Value]:
         codes = t.View(weight.values, [experts, n, k // 2]).load([expert, n0, by(k0, 2)], [block_n, block_k // 2])
-        even, odd = t.decode_fp4_row(codes, t.e8m0(bytes_))
-        for at, factor in ((by(k0, 2), even), (t.add(by(k0, 2), k // 2), odd)):
-            acc = t.dot(t.exact_bf16(factor), t.transpose(pairs.load([m0, at], [block_m, block_k // 2])), acc)
+        for factor, rows in zip(t.decode_fp4_row(codes, t.e8m0(bytes_)), halves(k0), strict=True):
+            acc = t.dot(t.exact_bf16(factor), t.transpose(rows), acc)
         return [acc, scales(t.minimum(t.add(k0, block_k), k - block_k))]  # too small for a target's pipeline of copies: one step ahead
 
     acc, _ = t.loop(0, k, block_k, [t.full([block_n, block_m], 0.0), scales(t.index(0))], step)

@@ -17,7 +17,7 @@ from tapeout.dialects.format import BF16, FP8_WEIGHT, FP32, Q8, Number
 from tapeout.dialects.types import Tensor
 
 Value = Any
-SCALE_GROUP = 32
+SCALE_GROUP, ROOM = 32, 256
 Product = Callable[[Value, Value, Value, Value, Value], Value]
 """acc + x[row .., column ..] weight[k .., n ..]: (row, column of x, k, n, acc) to acc."""
 
@@ -61,9 +61,10 @@ class Cut:
     Entries of the schedule row that a target may leave out: `segments` (1); `split` (0), the segments of a block are instances of a launch
     of their own, whose f32 sums a second launch adds up: few rows then keep a whole chip busy; `decoded` (0), factors with scales are decoded
     to BF16 before they are multiplied: 1 where they are loaded, 2 rows of x once, by a launch of their own, 3 the weight too, which pays for
-    many rows; `group` (0), so many row blocks take one block of columns after another and share what a cache holds of it; `ahead` (0), scales,
-    which are too small for a target's pipeline of copies, are loaded one step ahead; `rows_first` (0), x is the left factor after all, weights
-    lie as they do. `part_rows` and `part_columns` are the block of a launch that decodes, `total_columns` that of one that adds up.
+    many rows, 4 the weight once and x where it is loaded; `group` (0), so many row blocks take one block of columns after another and share what
+    a cache holds of it; `turns` (1), so many blocks of columns an instance takes one after another; `ahead` (0), scales, which are too small for
+    a target's pipeline of copies, are loaded one step ahead; `rows_first` (0), x is the left factor after all, weights lie as they do.
+    `part_rows` and `part_columns` are the block of a launch that decodes, `total_columns` that of one that adds up.
     """
 
     n: int
@@ -78,6 +79,10 @@ class Cut:
     @property
     def segments(self) -> int:
         return max(self["segments"], 1)
+
+    @property
+    def turns(self) -> int:
+        return max(self["turns"], 1)
 
     @property
     def width(self) -> int:
@@ -128,7 +133,9 @@ def linear(request: Request, schedule: Schedule) -> Kernel:
     for operand, size in ((0, lambda rows: rows * k * cut.groups), (1, lambda rows: n * k)):
         if _is_decoded(request, cut, operand):
             before.append(_decoding(request, cut, operand, len(work)))
-            work.append(Workspace("bf16", size))
+            work.append(Workspace("bf16", _with_room(size) if cut["override"] else size))
+    if cut.blocks % cut.turns or (cut.turns > 1 and cut["group"]):
+        raise KernelError(f"{cut.blocks} blocks of columns in {cut.turns} turns, group {cut['group']}: expected whole instances, no group")
     body, grid = _whole(request, cut)
     if cut["split"] and cut.segments > 1:
         before.append(_segments(request, cut))
@@ -137,9 +144,14 @@ def linear(request: Request, schedule: Schedule) -> Kernel:
     return Kernel(body, grid, order, {1: layout}, tuple(work), tuple(before))
 
 
+def _with_room(size: Callable[[int], int]) -> Callable[[int], int]:
+    """Elements behind a decoded factor for what a chip's own source keeps there: how factors are to be copied."""
+    return lambda rows: size(rows) + ROOM
+
+
 def _is_decoded(request: Request, cut: Cut, operand: int) -> bool:
-    """Whether a launch of its own decodes a factor: x from 2 on, the weight from 3 on."""
-    return cut["decoded"] > operand + 1 and number_of(request, operand).scaling is not None
+    """Whether a launch of its own decodes a factor."""
+    return cut["decoded"] in ((2, 3), (3, 4))[operand] and number_of(request, operand).scaling is not None
 
 
 def _bound(request: Request, cut: Cut, buffers: Sequence[Value]) -> tuple[Rows, Rows, Bound]:
@@ -177,9 +189,9 @@ def _whole(request: Request, cut: Cut) -> tuple[Any, Any]:
     def body(*buffers: Value) -> None:
         x, weight, b = _bound(request, cut, buffers)
         number, m0 = t.program_id(1 if cut["group"] else 0), t.mul(_row_block(cut), cut["block_m"])
-        (group, n0) = cut.place(number)
 
-        def multiply() -> None:
+        def multiply(number: Value) -> None:
+            (group, n0) = cut.place(number)
             place = group, n0, m0
             if cut.segments == 1:
                 total = _segment(x, weight, b.rows, cut, place, t.index(0))
@@ -189,14 +201,17 @@ def _whole(request: Request, cut: Cut) -> tuple[Any, Any]:
             b.results[0].store(b.rows, [m0, n0], cut.rows_by_columns(total))
 
         if cut["group"]:
-            t.when(t.less(m0, b.rows), multiply)
+            t.when(t.less(m0, b.rows), partial(multiply, number))
+        elif cut.turns > 1:
+            first = t.mul(number, cut.turns)
+            t.loop(first, t.add(first, cut.turns), 1, [], multiply)
         else:
-            multiply()
+            multiply(number)
 
     def grid(*buffers: Value) -> list[Value]:
         if cut["group"]:
             return [cut["group"], cut.blocks, t.ceil_div(row_count(buffers), cut["block_m"] * cut["group"])]
-        return [cut.blocks, t.ceil_div(row_count(buffers), cut["block_m"])]
+        return [cut.blocks // cut.turns, t.ceil_div(row_count(buffers), cut["block_m"])]
 
     return body, grid
 

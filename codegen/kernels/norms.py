@@ -1,30 +1,31 @@
 """RMS norm, alone and with what follows it: quantization, or rotation and quantization.
 
 Rows are read in blocks of columns, so that no tile is a whole wide row: twice, or once where the schedule holds them. The sum of squares of a
-row runs over ascending blocks.
+row runs over ascending blocks; of held rows every place of a block is summed by itself first.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 from tapeout.codegen import tile_builder as t
-from tapeout.codegen.kernel import Kernel, Request, Schedule, family, width
-from tapeout.codegen.kernels.column_blocks import Over, blocks
-from tapeout.codegen.kernels.rope import angles, cannot_rotate, rotated, rotated_columns
+from tapeout.codegen.kernel import Kernel, KernelError, Request, Schedule, family, width
+from tapeout.codegen.kernels.column_blocks import Over, ahead, blocks, summed
+from tapeout.codegen.kernels.rope import angles, angles_of_rows, cannot_rotate, rotated, rotated_columns
 from tapeout.codegen.row_values import Rows, bind, block, row_count, scale_group
 from tapeout.dialects.types import Tensor
 
 Value = Any
-ORDER = "row: sum of squares over column blocks of {block_columns}, ascending"
 
 
-def inverse_root(over: Over, n: int, rows: int, epsilon: float) -> Value:
-    """(mean of squares + epsilon)^(-1/2) of `rows` rows of n columns, [rows]; `over` walks over f32 tiles of them."""
+def order_of(schedule: Schedule) -> str:
+    """The order of a row's sum of squares in words."""
+    places = ", each place by itself, then the places" if schedule.get("held") else ""
+    return f"row: sum of squares over column blocks of {schedule['block_columns']}, ascending{places}"
 
-    def step(column: Value, x: Value, total: Value) -> list[Value]:
-        return [t.add(total, t.reduce(t.mul(x, x), "add", 1))]
 
-    (total,) = over([t.full([rows], 0.0)], step)
+def inverse_root(over: Over, n: int, box: tuple[int, int], schedule: Schedule, epsilon: float) -> Value:
+    """(mean of squares + epsilon)^(-1/2) of rows of n columns, [rows]; `over` walks over f32 tiles `box` of them."""
+    total = summed(over, *box, schedule, lambda x: t.mul(x, x))
     return t.rsqrt(t.add(t.mul(total, 1.0 / n), epsilon))
 
 
@@ -59,16 +60,17 @@ def rms_norm(request: Request, schedule: Schedule) -> Kernel:
             return x.load(b.rows, [row, column], [block_rows, columns])
 
         over = blocks(load, n, columns, schedule)
-        factor = inverse_root(over, n, block_rows, epsilon)
+        weights = ahead(lambda column: weight.vector(n, column, columns), n, columns, schedule)
+        factor = inverse_root(over, n, (block_rows, columns), schedule, epsilon)
 
         def step(column: Value, x: Value) -> None:
-            y = scaled(x, factor, weight.vector(n, column, columns))
+            y = scaled(x, factor, weights(column))
             for result in b.results:
                 result.store(b.rows, [row, column], t.round_bf16(y) if fused else y)
 
         over([], step)
 
-    return Kernel(body, lambda *b: [t.ceil_div(row_count(b), block_rows)], ORDER.format(**schedule))
+    return Kernel(body, lambda *b: [t.ceil_div(row_count(b), block_rows)], order_of(schedule))
 
 
 def _cannot_norm_rope(request: Request) -> str | None:
@@ -77,7 +79,12 @@ def _cannot_norm_rope(request: Request) -> str | None:
 
 @family("nn.fused:norm_rope_quantize", refuses=_cannot_norm_rope)
 def norm_rope_quantize(request: Request, schedule: Schedule) -> Kernel:
-    """Norm [?, heads*width], rotation of each head's last columns, quantization, each rounding kept. Grid: rows (model spec 4.1, 4.5)."""
+    """Norm [?, heads*width], rotation of each head's last columns, quantization, each rounding kept. Grid: rows (model spec 4.1, 4.5).
+
+    Rows of one head are read once where the schedule says `block_rows`: grid row blocks.
+    """
+    if schedule.get("block_rows"):
+        return _rows_of_one_head(request, schedule["block_rows"])
     rope = request.of("nn.rope")
     heads, columns, turned = rope["heads"], rope["width"], rotated_columns(request.operands[3])
     n, epsilon = heads * columns, request.of("nn.rms_norm")["epsilon"]
@@ -87,7 +94,8 @@ def norm_rope_quantize(request: Request, schedule: Schedule) -> Kernel:
         b = bind(request, buffers)
         x, weight, positions, table = b.operands
         row = t.program_id(0)
-        factor = inverse_root(blocks(lambda c: x.load(b.rows, [row, c], [1, size]), n, size, schedule), n, 1, epsilon)
+        over = blocks(lambda c: x.load(b.rows, [row, c], [1, size]), n, size, schedule)
+        factor = inverse_root(over, n, (1, size), schedule, epsilon)
         cos, sin = angles(table, positions, b.rows, row, turned, rope["offset"])
 
         def normed(first: Value, count: int) -> Value:
@@ -101,7 +109,35 @@ def norm_rope_quantize(request: Request, schedule: Schedule) -> Kernel:
 
         t.loop(0, heads, 1, [], head)
 
-    return Kernel(body, lambda *b: [row_count(b)], ORDER.format(**schedule))
+    return Kernel(body, lambda *b: [row_count(b)], order_of(schedule))
+
+
+def _rows_of_one_head(request: Request, count: int) -> Kernel:
+    """Both parts of the columns are held, those that turn and those that do not."""
+    rope, turned = request.of("nn.rope"), rotated_columns(request.operands[3])
+    n, epsilon = rope["width"], request.of("nn.rms_norm")["epsilon"]
+    if rope["heads"] > 1:
+        raise KernelError(f"schedule entry block_rows is {count}, expected none for rows of {rope['heads']} heads")
+    parts = [(first, size) for first, size in ((0, n - turned), (n - turned, turned)) if size]
+
+    def body(*buffers: Value) -> None:
+        b = bind(request, buffers)
+        x, weight, positions, table = b.operands
+        row = t.mul(t.program_id(0), count)
+        cos, sin = angles_of_rows(table, positions, b.rows, row, count, turned, rope["offset"])
+        weights = [weight.vector(n, first, size) for first, size in parts]
+        held = [x.load(b.rows, [row, first], [count, size]) for first, size in parts]
+        total = t.full([count], 0.0)
+        for part in held:
+            total = t.add(total, t.reduce(t.mul(part, part), "add", 1))
+        factor = t.rsqrt(t.add(t.mul(total, 1.0 / n), epsilon))
+        normed = [t.round_bf16(scaled(part, factor, w)) for part, w in zip(held, weights, strict=True)]
+        normed[-1] = t.round_bf16(rotated(normed[-1], cos, sin, rope["inverse"]))
+        for (first, _), part in zip(parts, normed, strict=True):
+            b.results[0].store(b.rows, [row, first], part)
+
+    order = "row: sum of squares of the columns that do not turn, then of those that do"
+    return Kernel(body, lambda *b: [t.ceil_div(row_count(b), count)], order)
 
 
 def _copied(result: Rows, rows: Value, row: Value, first: Value, value: Callable[[Value, int], Value], count: int) -> None:

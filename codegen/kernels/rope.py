@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tapeout.codegen import tile_builder as t
-from tapeout.codegen.kernel import Kernel, Request, Schedule, family, width
+from tapeout.codegen.kernel import Kernel, KernelError, Request, Schedule, family, width
 from tapeout.codegen.kernels.column_blocks import own_columns, parts
 from tapeout.codegen.row_values import Rows, bind, block, row_count, scale_group
 from tapeout.dialects.types import Tensor, View
@@ -28,10 +28,26 @@ def angles(table: Rows, positions: Rows, rows: Value, row: Value, turned: int, o
     return t.cast(view.load([at, 0], [half]), "f32"), t.cast(view.load([at, half], [half]), "f32")
 
 
+def angles_of_rows(table: Rows, positions: Rows, rows: Value, first: Value, count: int, turned: int, offset: int) -> tuple[Value, Value]:
+    """Cosines and sines [count, turned / 2] of rows from `first` on, [turned / 2] of one row; behind the last row its own stand once more."""
+    if count == 1:
+        return angles(table, positions, rows, first, turned, offset)
+    each = [angles(table, positions, rows, t.minimum(t.add(first, r), t.sub(rows, 1)), turned, offset) for r in range(count)]
+    cos, sin = (t.broadcast(x, 0, count) for x in each[0])
+    number = t.broadcast(t.iota(count), 1, turned // 2)
+    for r, own in enumerate(each[1:], 1):
+        here = t.equal(number, r)
+        cos, sin = (t.select(here, t.broadcast(x, 0, count), other) for x, other in zip(own, (cos, sin), strict=True))
+    return cos, sin
+
+
 def rotated(x: Value, cos: Value, sin: Value, inverse: bool) -> Value:
-    """Pairs of the f32 tile x [heads, turned] turned by the row's angles, or turned back."""
-    heads = t.shape_of(x)[0]
-    cos, sin = t.broadcast(cos, 0, heads), t.broadcast(t.negate(sin) if inverse else sin, 0, heads)
+    """Pairs of the f32 tile x [rows, turned] turned by angles [rows, turned / 2], or turned back; [turned / 2] are those of every row."""
+
+    def every(v: Value) -> Value:
+        return v if len(t.shape_of(v)) > 1 else t.broadcast(v, 0, t.shape_of(x)[0])
+
+    cos, sin = every(cos), every(t.negate(sin) if inverse else sin)
     even, odd = t.even_odd(x)
     return t.interleave(t.sub(t.mul(even, cos), t.mul(odd, sin)), t.add(t.mul(even, sin), t.mul(odd, cos)))
 
@@ -60,25 +76,32 @@ def _rope_of(request: Request) -> dict[str, Any]:
 
 @family("nn.rope", "nn.fused:rope_quantize", refuses=_cannot_rope)
 def rope(request: Request, schedule: Schedule) -> Kernel:
-    """Heads of rows [?, heads*width] rotated, then rounded to BF16 and quantized where fused. Grid: rows x head blocks (model spec 4.2)."""
+    """Heads of rows [?, heads*width] rotated, then rounded to BF16 and quantized where fused. Grid: rows x head blocks (model spec 4.2).
+
+    Rows of one head may come in blocks of `block_rows`.
+    """
     settings, fused = _rope_of(request), request.op.startswith("nn.fused")
     block_heads = block(schedule, "block_heads", settings["heads"])
     heads, columns, turned = settings["heads"], settings["width"], rotated_columns(request.operands[2])
+    block_rows = schedule.get("block_rows", 1)
+    if block_rows > 1 and heads > 1:
+        raise KernelError(f"schedule entry block_rows is {block_rows}, expected 1 for rows of {heads} heads")
 
     def body(*buffers: Value) -> None:
         b = bind(request, buffers)
         x, positions, table = b.operands
-        row = t.program_id(0)
-        first = t.add(t.mul(row, heads), t.mul(t.program_id(1), block_heads))
-        cos, sin = angles(table, positions, b.rows, row, turned, settings["offset"])
-        source, result = x.folded(columns), b.results[0].folded(columns)
-        if columns > turned:
-            result.store(None, [first, 0], source.load(None, [first, 0], [block_heads, columns - turned]))
+        row = t.mul(t.program_id(0), block_rows)
+        first, rows = t.add(t.mul(row, heads), t.mul(t.program_id(1), block_heads)), b.rows if block_rows > 1 else None
+        cos, sin = angles_of_rows(table, positions, b.rows, row, block_rows, turned, settings["offset"])
+        source, result, lines = x.folded(columns), b.results[0].folded(columns), block_rows * block_heads
+        left = source.load(rows, [first, 0], [lines, columns - turned]) if columns > turned else None
         at = [first, columns - turned]
-        y = rotated(source.load(None, at, [block_heads, turned]), cos, sin, settings["inverse"])
-        result.store(None, at, t.round_bf16(y) if fused else y)
+        y = rotated(source.load(rows, at, [lines, turned]), cos, sin, settings["inverse"])
+        if left is not None:
+            result.store(rows, [first, 0], left)
+        result.store(rows, at, t.round_bf16(y) if fused else y)
 
-    return Kernel(body, lambda *b: [row_count(b), heads // block_heads], "no sums")
+    return Kernel(body, lambda *b: [t.ceil_div(row_count(b), block_rows), heads // block_heads], "no sums")
 
 
 def _cannot_quantize(request: Request) -> str | None:

@@ -15,55 +15,16 @@ from typing import Any
 
 from tapeout.codegen import tile_builder as t
 from tapeout.codegen.kernel import Kernel, KernelError, Part, Request, Schedule, Workspace, family, width
-from tapeout.codegen.kernels.ordered_bits import LOWEST_KEY, largest, ordered_bf16
+from tapeout.codegen.kernels.key_lists import SCORE_BITS, KeyList, keep_best
+from tapeout.codegen.kernels.ordered_bits import ordered_bf16
 from tapeout.codegen.row_values import Bound, Rows, bind, row_count
 from tapeout.dialects.types import Blocks, Tensor
 
 Value = Any
-SCORE_BITS, WORD_BITS = 16, 32
+WORD_BITS = 32
 HIGHEST_SCORE, LOWEST_SCORE = 2**15 - 1, -(2**15)
 """Above every BF16 number, the newest block's worth; and below every one."""
 ORDER = "score: columns of a head, even before odd; heads ascending; one rounding to BF16"
-
-
-@dataclass(frozen=True)
-class _List:
-    """Two halves of the workspace for one list: keys and what they stand for, `kept` best ones first, then up to `new` of a chunk."""
-
-    keys: Value
-    values: Value
-    base: Value
-    kept: int
-    new: int
-    block: int
-
-    @property
-    def half(self) -> int:
-        """Cells of one half: whole blocks may be read and one block of lowest keys stands behind the last."""
-        return (-(-(self.kept + self.new) // self.block) + 1) * self.block
-
-    @property
-    def place_bits(self) -> int:
-        """Low bits of a key that hold its place, counted down."""
-        return (self.kept + self.new).bit_length()
-
-    def cells(self, buffer: Value) -> Any:
-        return t.View(buffer, [None])
-
-    def key(self, score: Value, place: Value) -> Value:
-        """Keys of scores at `place`, `place` + 1, ... of a half."""
-        count = t.shape_of(score)[0]
-        down = t.sub((1 << self.place_bits) - 1, t.add(t.iota(count), t.splat(place, [count])))
-        return t.bit_or(t.shl(score, self.place_bits), down)
-
-    def score(self, key: Value) -> Value:
-        """The score of a key."""
-        return t.shr(key, self.place_bits)
-
-    def blocks(self, half: Value, total: Value, step: Callable[..., Any], start: list[Value]) -> list[Value]:
-        """Runs step(first place, keys, *carried) over the blocks of a half that hold its first `total` places."""
-        load: Callable[[Value], Value] = lambda first: self.cells(self.keys).load([t.add(half, first)], [self.block])  # noqa: E731
-        return t.loop(0, total, self.block, start, lambda first, *carried: step(first, load(first), *carried))
 
 
 def _refuses(request: Request) -> str | None:
@@ -127,7 +88,7 @@ class _Row:
         factors = t.cast(t.View(weights.values, [None, heads]).load([self.row, 0], [heads]), "f32")
         return columns, factors
 
-    def score_listed(self, target: _List, half: Value, first: Value, last: Value) -> None:
+    def score_listed(self, target: KeyList, half: Value, first: Value, last: Value) -> None:
         """Scores the entries whose physical rows lie in places [first, last) of a half and writes their keys there."""
         columns, factors = self.queries()
         keys, heads = self.bound.operands[2], t.shape_of(factors)[0]
@@ -149,38 +110,6 @@ def _decoded(rows: Rows, pieces: list[Value]) -> list[Value]:
     if rows.number.scaling is None:
         return [t.cast(pieces[0], "f32")]
     return list(t.decode_fp4_row(pieces[0], t.e8m0(pieces[1]) if t.kind_of(pieces[1]) == "i8" else t.decode_e4m3(pieces[1])))
-
-
-def _keep_best(full: _List, half: Value, total: Value, other: Value) -> None:
-    """Moves the `kept` best of the first `total` places of a half to the start of the other, in order; `total` is at least `kept`."""
-    full.cells(full.keys).store([t.add(half, total)], t.full([full.block], LOWEST_KEY, "i32"))
-
-    def reaches(candidate: Value) -> Value:
-        least = t.broadcast(candidate, 0, full.block)
-        at_least = lambda _, keys, lanes: [t.add(lanes, t.cast(t.greater_equal(keys, least), "i32"))]  # noqa: E731
-        (lanes,) = full.blocks(half, total, at_least, [t.full([full.block], 0, "i32")])
-        return t.greater_equal(t.reduce(lanes, "add", 0), full.kept)
-
-    bits = SCORE_BITS + full.place_bits
-    border = t.broadcast(largest(-(1 << (bits - 1)), bits, reaches), 0, full.block)
-
-    def move(first: Value, keys: Value, count: Value) -> list[Value]:
-        stays, at, end = t.greater_equal(keys, border), t.add(other, count), t.add(other, full.kept)
-        values = full.cells(full.values).load([t.add(half, first)], [full.block])
-        t.compress_store(values, stays, full.values, at, end)
-        return [t.add(count, t.compress_store(keys, stays, full.keys, at, end))]
-
-    full.blocks(half, total, move, [t.index(0)])
-    _number_places(full, other)
-
-
-def _number_places(full: _List, half: Value) -> None:
-    """Gives the kept keys the places that they have now."""
-
-    def step(first: Value, keys: Value) -> None:
-        full.cells(full.keys).store([t.add(half, first)], full.key(full.score(keys), first), extent=t.add(half, full.kept))
-
-    full.blocks(half, full.kept, step, [])
 
 
 def _write(source: Value, at: Value, count: Value, most: int, target: Value, to: Value, block: int) -> None:
@@ -214,15 +143,16 @@ class _Plan:
     block: int
     lanes: int
     piece: int = 0
+    held: int = 0
 
-    def entries(self, bound: Bound, slot: Value) -> _List:
+    def entries(self, bound: Bound, slot: Value) -> KeyList:
         keys, values = bound.workspaces
-        return _List(keys, values, t.mul(slot, self.cells), self.top, self.chunk, self.lanes)
+        return KeyList(keys, values, t.mul(slot, self.cells), self.top, self.chunk, self.lanes, self.held)
 
-    def candidates(self, bound: Bound, slot: Value) -> _List:
+    def candidates(self, bound: Bound, slot: Value) -> KeyList:
         keys, values = bound.workspaces
         first = t.add(t.mul(slot, self.cells), 2 * _half(self.top, self.chunk, self.lanes))
-        return _List(keys, values, first, self.blocks, self.chunk // self.block, self.lanes)
+        return KeyList(keys, values, first, self.blocks, self.chunk // self.block, self.lanes, self.held)
 
     @property
     def cells(self) -> int:
@@ -232,7 +162,7 @@ class _Plan:
 
 
 def _half(kept: int, new: int, block: int) -> int:
-    return _List(None, None, None, kept, new, block).half
+    return KeyList(None, None, None, kept, new, block).half
 
 
 OneRow = Callable[[_Row, _Plan, Value], None]
@@ -289,7 +219,7 @@ def select_entries(request: Request, schedule: Schedule) -> Kernel:
     most = width(request.operands[5]) * tokens // request["ratio"]
     whole = most if schedule.get("pieces") else min(max(schedule["chunk"], top, blocks * block), most)
     chunk = -(-whole // unit) * unit
-    plan = _Plan(top, chunk, blocks, block, schedule["block_places"], _piece(schedule, chunk, unit))
+    plan = _Plan(top, chunk, blocks, block, schedule["block_places"], _piece(schedule, chunk, unit), schedule.get("held_places", 0))
     return _kernel(request, schedule, plan, _one_selection, _score_piece)
 
 
@@ -348,7 +278,7 @@ def _stream(row: _Row, plan: _Plan, slot: Value, n: Value) -> None:
             row.score_listed(entries, half, kept, total)
         if plan.blocks:
             t.when(many, lambda: _stream_blocks(row, plan, slot, turn, t.add(half, kept), first, last, n))
-        _keep_best(entries, half, total, other)
+        keep_best(entries, half, total, other)
 
     t.loop(0, n, plan.chunk, [], step)
     chunks = t.ceil_div(n, plan.chunk)
@@ -362,7 +292,7 @@ def _stream(row: _Row, plan: _Plan, slot: Value, n: Value) -> None:
         t.when(many, write, lambda: _all_blocks(row, plan, n))
 
 
-def _halves(full: _List, turn: Value) -> tuple[Value, Value]:
+def _halves(full: KeyList, turn: Value) -> tuple[Value, Value]:
     """Where the half of this turn and that of the next one start."""
     first = t.add(full.base, t.mul(turn, full.half))
     return first, t.add(full.base, t.mul(t.sub(1, turn), full.half))
@@ -389,7 +319,7 @@ def _stream_blocks(row: _Row, plan: _Plan, slot: Value, turn: Value, keys: Value
         blocks.cells(blocks.values).store([t.add(half, place)], numbers, extent=end)
 
     t.loop(0, new, lanes, [], step)
-    _keep_best(blocks, half, t.add(kept, new), other)
+    keep_best(blocks, half, t.add(kept, new), other)
 
 
 def _refuses_within(request: Request) -> str | None:
@@ -403,7 +333,7 @@ def _refuses_within(request: Request) -> str | None:
 def select_within(request: Request, schedule: Schedule) -> Kernel:
     """Ids [?, K] and counts of the best entries of a row's candidate blocks. Grid: slots of the workspace (model spec 4.6)."""
     block, entries = request["block"], width(request.operands[6]) * request["block"]
-    plan = _Plan(request["top_k"], entries, 0, block, schedule["block_places"], _piece(schedule, entries, block))
+    plan = _Plan(request["top_k"], entries, 0, block, schedule["block_places"], _piece(schedule, entries, block), schedule.get("held_places", 0))
     return _kernel(request, schedule, plan, _one_within, _score_candidates)
 
 
@@ -458,7 +388,7 @@ def _one_within(row: _Row, plan: _Plan, slot: Value) -> None:
     def best() -> None:
         if not plan.piece:
             row.score_listed(entries, half, t.index(0), total)
-        _keep_best(entries, half, total, other)
+        keep_best(entries, half, total, other)
         write(other, t.index(plan.top))
 
     t.when(t.less_equal(total, plan.top), lambda: write(half, total), best)

@@ -21,6 +21,8 @@ from tapeout.dialects._mlir import ir
 FORMS = {**emit_memory.FORMS, **emit_compute.FORMS}
 POINTERS = {"bf16": "*bf16", "f16": "*fp16", "f32": "*fp32", "i8": "*i8", "i16": "*i16", "i32": "*i32", "i64": "*i64", "f8E4M3FN": "*fp8e4nv"}
 SCALED_ROWS = 128
+EARLY = ("tile.program_id", "tile.iota", "tensor.empty", "tensor.expand_shape", "tensor.collapse_shape", "linalg.fill", "linalg.broadcast")
+"""Ops besides loads and arithmetic that an eager instance may run before it leaves."""
 SKELETON = '''\
 """Generated from the tile kernel {{ name }}; do not edit."""
 import triton
@@ -116,26 +118,48 @@ class _Body:
 
     def lines(self) -> list[str]:
         """Lines of the kernel, without the function's own indentation."""
-        self._leave()
-        self._block(self._body.entry_block)
+        operations = list(self._body.entry_block.operations)
+        early = self._early(operations) if "tile.eager" in self._body.attributes else 0
+        behind = self._behind()
+        self._ops(operations[:early])
+        self._leave(behind)
+        self._ops(operations[early:])
         return [*self._p.head, *self._p.lines]
 
     def helpers(self) -> list[str]:
         """Texts of the functions that the lines call."""
         return [DECODERS[name] for name in self._p.helpers]
 
-    def _leave(self) -> None:
-        """An instance at or beyond the run-time grid has nothing to do."""
+    def _behind(self) -> list[str]:
+        """Conditions under which an instance has nothing to do: it lies at or beyond the run-time grid."""
         p = self._p
         self._block(self._grid.entry_block)
         extents = p.of(list(self._grid.entry_block.operations)[-1].operands)
-        behind = [f"({p.instance(axis)} >= {extent})" for axis, extent in enumerate(extents) if as_number(extent) is None]
+        return [f"({p.instance(axis)} >= {extent})" for axis, extent in enumerate(extents) if as_number(extent) is None]
+
+    def _leave(self, behind: list[str]) -> None:
         if behind:
-            p.line(f"if {' | '.join(behind)}:")
-            p.line("    return")
+            self._p.line(f"if {' | '.join(behind)}:")
+            self._p.line("    return")
+
+    def _early(self, operations: list[Any]) -> int:
+        """How many of the first ops may run before an instance leaves: loads of rows by its own number, which a bucket's buffers have, and
+        arithmetic. What a loaded number points to need not be there."""
+        count = self._body.entry_block.arguments[len(self._body.entry_block.arguments) - 1]
+
+        def may(op: Any) -> bool:
+            name = op.operation.name
+            if name == "tile.scalar":
+                return bool(op.base == count)
+            return (name == "tile.load" and not len(op.extent)) or name in EARLY or name.startswith("arith.")
+
+        return next((i for i, op in enumerate(operations) if not may(op)), 0)
 
     def _block(self, block: Any) -> None:
-        for op in block.operations:
+        self._ops(block.operations)
+
+    def _ops(self, operations: Any) -> None:
+        for op in operations:
             self._op(op)
 
     def _op(self, op: Any) -> None:

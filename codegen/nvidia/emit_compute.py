@@ -1,20 +1,21 @@
 """Triton forms of standard ops on tiles and scalars: arithmetic, conversions, shapes, reductions, products.
 
-Divisions and roots are the rounded ones: codes and ties depend on them. A sum's order is fixed by its tile's shape and the number of warps.
+Divisions and roots are the rounded ones, codes and ties depend on them; a near quotient is a product with a reciprocal. A sum's order is fixed
+by its tile's shape and the number of warps.
 """
 
 from collections.abc import Callable
 from math import prod
 from typing import Any
 
-from tapeout.codegen.nvidia.exact import DECODER, FP4_DECODER, nibble
+from tapeout.codegen.nvidia.exact import DECODER, FP4_DECODER, RECIPROCAL, ROUNDED, nibble
 from tapeout.codegen.nvidia.printer import KINDS, EmitError, Printer, element, extents, literal, padded
 from tapeout.dialects._mlir import ir
 
 INFIX = {"addf": "+", "subf": "-", "mulf": "*", "addi": "+", "subi": "-", "muli": "*", "andi": "&", "ori": "|", "xori": "^", "shli": "<<",
          "shrsi": ">>", "divsi": "//", "remsi": "%"}  # fmt: skip
 UNSIGNED = {"divui": "//", "remui": "%", "shrui": ">>"}
-CALLS = {"arith.divf": "tl.div_rn({0}, {1})", "arith.maxnumf": "tl.maximum({0}, {1})", "arith.minnumf": "tl.minimum({0}, {1})",
+CALLS = {"arith.maxnumf": "tl.maximum({0}, {1})", "arith.minnumf": "tl.minimum({0}, {1})",
          "arith.maxsi": "tl.maximum({0}, {1})", "arith.minsi": "tl.minimum({0}, {1})", "arith.select": "tl.where({0}, {1}, {2})",
          "arith.negf": "-{0}", "math.exp": "tl.exp({0})", "math.log": "tl.log({0})", "math.sqrt": "tl.sqrt_rn({0})",
          "math.rsqrt": "tl.rsqrt({0})", "math.absf": "tl.abs({0})"}  # fmt: skip
@@ -62,11 +63,28 @@ def _call(text: str) -> Callable[[Printer, Any], None]:
     return lambda p, op: p.assign(op.results[0], op.name.split(".")[1], text.format(*p.of(op.operands)))
 
 
+def _divide(p: Printer, op: Any) -> None:
+    a, b = p.of(op.operands)
+    if "tile.near" not in op.operation.attributes or element(op.results[0]) != "f32":
+        p.assign(op.results[0], "divf", f"tl.div_rn({a}, {b})")
+    elif _is_one(op.operands[0]):
+        p.assign(op.results[0], "inverse", f"{p.helper(RECIPROCAL)}({b})")
+    else:
+        p.assign(op.results[0], "divf", f"{a} * {p.helper(RECIPROCAL)}({b})")
+
+
+def _is_one(value: Any) -> bool:
+    owner = value.owner
+    if isinstance(owner, ir.Block) or owner.name != "arith.constant" or not isinstance(value.type, ir.RankedTensorType):
+        return False
+    return bool(ir.DenseElementsAttr(owner.attributes["value"]).get_splat_value().value == 1.0)
+
+
 def _log1p(p: Printer, op: Any) -> None:
     """log(1 + x) = log(u) x / (u - 1) for u = 1 + x rounded: what u lost to rounding the quotient gives back."""
     (x,) = p.of(op.operands)
     u = p.fresh_line("grown", f"{x} + 1.0")
-    p.assign(op.results[0], "log1p", f"tl.where({u} == 1.0, {x}, tl.log({u}) * tl.div_rn({x}, tl.where({u} == 1.0, 1.0, {u} - 1.0)))")
+    p.assign(op.results[0], "log1p", f"tl.where({u} == 1.0, {x}, tl.log({u}) * {x} * {p.helper(RECIPROCAL)}(tl.where({u} == 1.0, 1.0, {u} - 1.0)))")
 
 
 def _compare_integers(p: Printer, op: Any) -> None:
@@ -105,8 +123,18 @@ def _convert(p: Printer, op: Any) -> None:
         p.names[out] = p.names[source]
     elif out in p.narrow:
         _decode(p, out, source)
+    elif _is_rounding(op):
+        p.assign(out, "rounded", f"{p.helper(ROUNDED)}({p.names[source.owner.operands[0]]})")
     else:
         p.assign(out, op.name.split(".")[1], f"{p.names[source]}.to({KINDS[element(out)]})")
+
+
+def _is_rounding(op: Any) -> bool:
+    """Whether an f32 tile is one that was rounded to BF16 and is no code that is decoded in BF16."""
+    source, out = op.operands[0], op.results[0]
+    if op.name != "arith.extf" or isinstance(source.owner, ir.Block) or source.owner.name != "arith.truncf" or not extents(out):
+        return False
+    return [element(v) for v in (source.owner.operands[0], source, out)] == ["f32", "bf16", "f32"]
 
 
 def _decode(p: Printer, out: Any, source: Any) -> None:
@@ -283,6 +311,7 @@ FORMS: dict[str, Callable[[Printer, Any], None]] = {
     "arith.index_cast": _convert_index,
     "arith.bitcast": _bitcast,
     "arith.constant": _constant,
+    "arith.divf": _divide,
     "arith.cmpi": _compare_integers,
     "arith.cmpf": _compare_floats,
     "math.log1p": _log1p,

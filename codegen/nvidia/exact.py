@@ -2,7 +2,7 @@
 
 A tile kernel decodes codes to f32, scales them by powers of two and says that the result is a BF16 number (`tile.exact`). Codes of e4m3 and
 e2m1 have at most four significant bits and powers of two one, so every product on the way is a BF16 number too: two of them share a register
-and one instruction.
+and one instruction. Also here: conversions and reciprocals that a call stands for.
 """
 
 from math import frexp
@@ -11,7 +11,7 @@ from typing import Any
 from tapeout.codegen.nvidia.hazards import nested
 from tapeout.dialects._mlir import ir
 
-DECODER, FP4_DECODER = "e4m3_to_bf16", "e2m1_to_bf16"
+DECODER, FP4_DECODER, ROUNDED, RECIPROCAL = "e4m3_to_bf16", "e2m1_to_bf16", "rounded_to_bf16", "reciprocal"
 DECODERS = {
     DECODER: '''\
 @triton.jit
@@ -51,6 +51,23 @@ def e2m1_to_bf16(codes):
         or.b32 y, y, z;
         mul.rn.bf16x2 $1, y, up;
         }""", "=r,=r,h", [codes], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2)
+''',
+    ROUNDED: '''\
+@triton.jit
+def rounded_to_bf16(x):
+    """Two numbers in one conversion, which takes a fourth of the time of two."""
+    return tl.inline_asm_elementwise("""{
+        .reg .b32 pair;
+        cvt.rn.bf16x2.f32 pair, $3, $2;
+        shl.b32 $0, pair, 16;
+        and.b32 $1, pair, 0xFFFF0000;
+        }""", "=f,=f,f,f", [x], dtype=tl.float32, is_pure=True, pack=2)
+''',
+    RECIPROCAL: '''\
+@triton.jit
+def reciprocal(x):
+    """Of normal numbers from 2^-126 on and infinity, within one unit in the last place: no other needs a scale on the way."""
+    return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 ''',
 }
 """Functions that a source brings along where it calls them: name to text."""

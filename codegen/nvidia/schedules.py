@@ -8,7 +8,7 @@ the compiler.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tapeout.codegen.kernel import Request, Schedule, width
+from tapeout.codegen.kernel import EAGER, Request, Schedule, width
 from tapeout.codegen.nvidia import product_schedules
 from tapeout.codegen.nvidia.block_sizes import fitting, padded, power
 from tapeout.codegen.nvidia.facts import Chip
@@ -23,10 +23,19 @@ ROW_COLUMNS = 1024  # columns of a row-wise tile: a few for each thread
 SHORT_COLUMNS = 256  # the same where a block is several rows
 HELD_COLUMNS = 8192  # columns of rows that four warps hold: 64 numbers a thread
 ROW_ELEMENTS = 1024  # elements of a row-wise tile of several narrow rows
+NARROW_COLUMNS = 256  # columns of rows that a warp rotates two of at once
+WARP_COLUMNS, WARP_BLOCK = 1280, 512  # columns of rows that a warp holds, and of a block of them
+FEW_ROWS = 64  # largest bucket in which rows are instances of their own
 MOVED_COLUMNS = 4096
 LONG_COLUMNS = 4096  # columns of a tile of logits
+PIECE_COLUMNS, LEVELS, LISTED = 2048, 16, 8192  # of a row of logits that is drawn from
 LANES_EACH = 8  # elements of a tile for each thread
 GATE_SEGMENT = 512  # columns that one instance of the gate multiplies
+TOGETHER = ("rms_norm", "quantize", "swiglu", "rope", "norm_rope_quantize")
+"""Families whose rows come in blocks where there are many."""
+ALONE = ("collapse", "collapse_norm", "expand", "mean", "engram_gate")
+"""Families whose instances have one row."""
+HELD_PLACES, MOST_HELD = 8192, 17 << 10  # keys that four warps hold at ease, 64 a thread, and with little else beside them
 SELECTIONS = ("select_entries", "select_within")
 MOST_IN_PIECES, PIECES_AT_ONCE, LEAST_PIECE, PLACE_BITS = 128, 1024, 256, 16
 THREADS = 32
@@ -53,16 +62,20 @@ def _rows(request: Request, chip: Chip) -> Schedule:
 
 
 def _norms(request: Request, chip: Chip) -> Schedule:
-    """Rows are read once and held, where the registers of four warps take them."""
+    """Rows are read once and held, with the weights: narrow ones by a warp each, wide ones where the registers of four warps take them."""
+    n = width(request.operands[0])
+    if n <= WARP_COLUMNS:
+        return _compiled({"block_rows": 4, "block_columns": fitting(n, WARP_BLOCK, _multiple(request)), "held": 1, "ahead": 1}, 4)
     row = _rows(request, chip)
-    held = int(row["block_rows"] * width(request.operands[0]) <= HELD_COLUMNS)
-    return {**row, "held": held, "warps": min(row["warps"], 4)}
+    held = int(row["block_rows"] * n <= HELD_COLUMNS)
+    return {**row, "held": held, "ahead": held, "warps": min(row["warps"], 4)}
 
 
 def _quantize(request: Request, chip: Chip) -> Schedule:
     """Every block of columns has its own instances: nothing is summed, and few rows keep more of the chip busy."""
     row = _rows(request, chip)
-    return {**row, "parts": width(request.operands[0]) // row["block_columns"]}
+    rows = max(2, row["block_rows"])
+    return {**row, "block_rows": rows, "parts": width(request.operands[0]) // row["block_columns"]}
 
 
 def _swiglu(request: Request, chip: Chip) -> Schedule:
@@ -87,14 +100,16 @@ def _summed_streams(request: Request, chip: Chip) -> Schedule:
 
 def _held_streams(request: Request, chip: Chip) -> Schedule:
     """What the streams of a row collapse to stays in registers between the sum of squares and the norm."""
-    row = _streams(request, chip)
-    return {**row, "held": int(width(request.operands[0]) <= HELD_COLUMNS)}
+    row, held = _streams(request, chip), int(width(request.operands[0]) <= HELD_COLUMNS)
+    return {**row, "held": held, "ahead": held, "warps": 2 * row["warps"]}
 
 
 def _norm_rope(request: Request, chip: Chip) -> Schedule:
-    """Narrow rows: a warp holds one."""
-    block = fitting(width(request.operands[0]), ROW_COLUMNS, _multiple(request))
-    return _compiled({"block_columns": block, "held": int(width(request.operands[0]) <= ROW_COLUMNS)}, _warps(padded(block), 1))
+    """Narrow rows: a warp holds one, or two that are very narrow."""
+    n = width(request.operands[0])
+    block = fitting(n, ROW_COLUMNS, _multiple(request))
+    rows = 2 if n <= NARROW_COLUMNS and request.of("nn.rope")["heads"] == 1 else 0
+    return _compiled({"block_columns": block, "held": int(n <= ROW_COLUMNS), "block_rows": rows}, _warps(padded(block), 1))
 
 
 def _expert_gate(request: Request, chip: Chip) -> Schedule:
@@ -115,6 +130,8 @@ def _gate_columns(request: Request, most: int) -> int:
 
 def _rope(request: Request, chip: Chip) -> Schedule:
     rope = request.of("nn.rope") if request.op.startswith("nn.fused") else dict(request.attributes)
+    if rope["heads"] == 1:
+        return _compiled({"block_heads": 1, "block_rows": 2}, 1)
     return _compiled({"block_heads": power(rope["heads"], max(1, 2 * ROW_ELEMENTS // rope["width"]))})
 
 
@@ -141,8 +158,7 @@ def _attend(request: Request, chip: Chip) -> Schedule:
 def _pieces(request: Request, row: Schedule, rows: int) -> int:
     """Pieces of a row's entries in a bucket: fewer than the chip has places for, none where rows alone fill it, where the workspace does not
     hold every row's entries, or where keys have no bits for so many places."""
-    within = request.op == "mla.select_within"
-    entries = width(request.operands[6]) * request["block"] if within else width(request.operands[5]) * request["block_tokens"] // request["ratio"]
+    within, entries = request.op == "mla.select_within", _entries(request)
     places = request["top_k"] + entries + 2 * row["block_places"]
     bytes_of_a_row = 2 * 4 * 2 * places * (1 if within else 2)
     if rows > MOST_IN_PIECES or rows * bytes_of_a_row > row["workspace_bytes"] or places.bit_length() > PLACE_BITS:
@@ -150,11 +166,29 @@ def _pieces(request: Request, row: Schedule, rows: int) -> int:
     return max(1, min(PIECES_AT_ONCE // rows, entries // LEAST_PIECE))
 
 
+def _pieces_row(request: Request, pieces: int) -> dict[str, int]:
+    """What a cut into pieces changes: one list has all entries of a row, and more warps hold it."""
+    if not pieces:
+        return {"pieces": 0}
+    wide = {} if request.op == "mla.select_candidates" else {"block_places": 2048}
+    return {"pieces": pieces, "warps": 8, "part_warps": 4, "held_places": 4 * HELD_PLACES, **wide}
+
+
 def _selection(request: Request, chip: Chip) -> Schedule:
     """Candidates hold a block's worth of keys for every lane, and products of few heads are no tensor-core products: smaller tiles. Left alone
     the assembler spills a little to fit one more instance: it is told that it may use what there is."""
     keys, places = (128 if request["heads"] >= 16 else 64), (512 if request.op == "mla.select_candidates" else 1024)
-    return _compiled({"workspace_bytes": 256 << 20, "chunk": 4096, "block_keys": keys, "block_places": places, "pieces": 0, "registers": 255})
+    chunk, within = HELD_PLACES - max(1024, request["top_k"]), request.op == "mla.select_within"
+    held = min(max(HELD_PLACES, request["top_k"] + _entries(request)), MOST_HELD) if within else HELD_PLACES
+    sizes = {"workspace_bytes": 256 << 20, "chunk": chunk, "held_places": held}
+    return _compiled({**sizes, "block_keys": keys, "block_places": places, "pieces": 0, "registers": 255})
+
+
+def _entries(request: Request) -> int:
+    """Most entries that a row selects from."""
+    if request.op == "mla.select_within":
+        return int(width(request.operands[6]) * request["block"])
+    return int(width(request.operands[5]) * request["block_tokens"] // request["ratio"])
 
 
 def _logits(operand: int) -> Row:
@@ -163,6 +197,14 @@ def _logits(operand: int) -> Row:
         return _compiled({"block_columns": block}, _warps(padded(block), 16))
 
     return row
+
+
+def _draw(request: Request, chip: Chip) -> Schedule:
+    """Rows in pieces: a row of a large vocabulary alone has work for a whole chip. Levels must leave few tokens between two of them."""
+    n = width(request.operands[0])
+    piece = fitting(n, PIECE_COLUMNS)
+    row = {"block_columns": piece, "row_columns": fitting(n, LONG_COLUMNS), "pieces": n // piece, "levels": LEVELS, "listed": LISTED}
+    return {**_compiled(row, 8), "part_warps": _warps(padded(piece), 4)}
 
 
 def _confidence(request: Request, chip: Chip) -> Schedule:
@@ -202,7 +244,7 @@ ROWS: Mapping[str, Row] = {
     "pool": _pool,
     **dict.fromkeys(SELECTIONS, _selection),
     "correct": _logits(1),
-    "draw": _logits(0),
+    "draw": _draw,
     "confidence": _confidence,
 }
 PLAIN = _fixed()
@@ -218,8 +260,12 @@ def bucket_rows_for(chip: Chip) -> Callable[[str, Request, Schedule, int], Sched
 
     def row_for(family: str, request: Request, row: Schedule, rows: int) -> Schedule:
         if family in SELECTIONS:
-            pieces = _pieces(request, row, rows)
-            return {**row, "pieces": pieces, "warps": 4 if pieces else row["warps"]}
+            return {**row, **_pieces_row(request, _pieces(request, row, rows))}
+        if rows <= FEW_ROWS and family in TOGETHER:
+            each = max(1, row.get("block_rows", 1))
+            row = {**row, "block_rows": min(1, row.get("block_rows", 1)), "warps": max(1, row["warps"] // each)}
+        if rows <= FEW_ROWS and family in (*TOGETHER, *ALONE):
+            return {**row, EAGER: 1}
         if family == "expert_gate":
             return {**row, "block_n": _gate_columns(request, 64 if rows <= MOST_IN_PIECES else 128)}
         return product_schedules.for_bucket(family, request, row, rows, chip)

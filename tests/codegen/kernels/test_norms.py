@@ -31,7 +31,7 @@ def rows_of(count: int, n: int):
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize(("n", "schedule"), [
     (32, {}), (96, {"block_rows": 4, "block_columns": 32, "held": 0}), (96, {"block_rows": 4, "block_columns": 32, "held": 1}), (1280, {}),
-    (5120, {"block_columns": 512})])
+    (96, {"block_rows": 4, "block_columns": 32, "held": 1, "ahead": 1}), (5120, {"block_columns": 512})])
 def test_rms_norm_is_the_formula(how, n, schedule):
     case = norm_case(n, **schedule)
     for count in ROWS:
@@ -81,8 +81,10 @@ def test_norm_quantize_is_norm_then_quantize(how, keep, number):
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize(("heads", "width", "number", "offset"), [(1, 128, Q8, 0), (1, 128, Q4_INDEX, -1), (2, 64, Q8, 0)])
-def test_norm_rope_quantize_is_its_ops_one_by_one(how, heads, width, number, offset):
+@pytest.mark.parametrize(("heads", "width", "number", "offset", "schedule"), [
+    (1, 128, Q8, 0, {"block_rows": 0}), (1, 128, Q4_INDEX, -1, {"block_rows": 0}), (2, 64, Q8, 0, {"block_rows": 0}),
+    (1, 128, Q8, 0, {"block_rows": 1}), (1, 128, Q4_INDEX, -1, {"block_rows": 4}), (1, 32, Q8, 0, {"block_rows": 2})])
+def test_norm_rope_quantize_is_its_ops_one_by_one(how, heads, width, number, offset, schedule):
     turn = {"heads": heads, "width": width, "offset": offset, "inverse": False}
     table, n = numbers(5, 50, 32, number=FP32), heads * width
 
@@ -91,8 +93,8 @@ def test_norm_rope_quantize_is_its_ops_one_by_one(how, heads, width, number, off
         return nn.quantize(nn.rope(y, positions, angles, out=BF16, **turn), out=number)
 
     views = [Tensor((None, n), BF16), Tensor((n,), BF16), Tensor((None,), INT32), Tensor(table.shape, FP32)]
-    case = KernelCase(build, views, "norm_rope_quantize", block_columns=32)
-    norm = norm_case(n, block_columns=32)
+    case = KernelCase(build, views, "norm_rope_quantize", block_columns=32, held=0, **schedule)
+    norm = norm_case(n, block_columns=32, held=0)
     rope = KernelCase(partial(nn.rope, out=BF16, **turn), [views[0], *views[2:]])
     for count in ROWS:
         x, weight = rows_of(count, n)
@@ -101,6 +103,14 @@ def test_norm_rope_quantize_is_its_ops_one_by_one(how, heads, width, number, off
         (turned,) = rope.run(how, y, positions, table)
         (q,) = KernelCase(partial(nn.quantize, out=number), [views[0]]).meaning(turned)
         assert_same(case.run(how, x, weight, positions, table), [q])
+
+
+def test_rows_of_several_heads_do_not_come_in_blocks():
+    turn = {"heads": 2, "width": 64, "offset": 0, "inverse": False}
+    build = lambda x, w, p, a: nn.quantize(nn.rope(nn.rms_norm(x, w, epsilon=EPSILON, out=BF16), p, a, out=BF16, **turn), out=Q8)  # noqa: E731
+    views = [Tensor((None, 128), BF16), Tensor((128,), BF16), Tensor((None,), INT32), Tensor((50, 32), FP32)]
+    with pytest.raises(KernelError, match="block_rows is 4, expected none for rows of 2 heads"):
+        KernelCase(build, views, "norm_rope_quantize", block_rows=4)
 
 
 def test_block_scaled_rows_are_refused():

@@ -23,11 +23,12 @@ def operands(count: int, n: int):
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize(("heads", "width", "blocks", "offset", "inverse"), [
-    (1, 32, 1, 0, False), (1, 128, 1, -1, False), (4, 64, 2, 0, True), (6, 96, 3, 2, False), (3, 34, 1, 0, True)])
-def test_rope_is_the_formula(how, heads, width, blocks, offset, inverse):
+@pytest.mark.parametrize(("heads", "width", "blocks", "offset", "inverse", "rows"), [
+    (1, 32, 1, 0, False, 1), (1, 128, 1, -1, False, 1), (1, 96, 1, -1, True, 4), (4, 64, 2, 0, True, 1), (6, 96, 3, 2, False, 1),
+    (3, 34, 1, 0, True, 1)])
+def test_rope_is_the_formula(how, heads, width, blocks, offset, inverse, rows):
     settings = {"heads": heads, "width": width, "offset": offset, "inverse": inverse}
-    case = KernelCase(partial(nn.rope, out=BF16, **settings), views(heads * width), block_heads=blocks)
+    case = KernelCase(partial(nn.rope, out=BF16, **settings), views(heads * width), block_heads=blocks, block_rows=rows)
     real = KernelCase(partial(nn.rope, out=FP32, **settings), views(heads * width), block_heads=blocks)
     for count in ROWS:
         x, positions, table = operands(count, heads * width)
@@ -66,11 +67,11 @@ def test_quantize_takes_zeros_ties_and_extremes(how, number):
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("number", [Q8, Q4_MAIN, Q4_INDEX])
-@pytest.mark.parametrize(("heads", "width"), [(1, 128), (4, 64), (2, 32)])
-def test_rope_quantize_is_rope_then_quantize(how, number, heads, width):
+@pytest.mark.parametrize(("heads", "width", "rows"), [(1, 128, 1), (1, 128, 4), (4, 64, 1), (2, 32, 1)])
+def test_rope_quantize_is_rope_then_quantize(how, number, heads, width, rows):
     settings = {"heads": heads, "width": width, "offset": 0, "inverse": False}
     build = lambda x, p, a: nn.quantize(nn.rope(x, p, a, out=BF16, **settings), out=number)  # noqa: E731
-    case = KernelCase(build, views(heads * width), "rope_quantize", block_heads=1)
+    case = KernelCase(build, views(heads * width), "rope_quantize", block_heads=1, block_rows=rows)
     rope = KernelCase(partial(nn.rope, out=BF16, **settings), views(heads * width), block_heads=1)
     quantize = KernelCase(partial(nn.quantize, out=number), [Tensor((None, heads * width), BF16)])
     for count in ROWS:
@@ -83,6 +84,11 @@ def test_a_group_across_turned_and_unturned_columns_is_refused():
     build = lambda x, p, a: nn.quantize(nn.rope(x, p, a, out=BF16, heads=2, width=48, offset=0, inverse=False), out=Q8)  # noqa: E731
     with pytest.raises(KernelError, match="32 of 48 columns turn; a quantized result needs both parts in whole groups of 32"):
         KernelCase(build, views(96), "rope_quantize")
+
+
+def test_rows_of_several_heads_do_not_come_in_blocks():
+    with pytest.raises(KernelError, match="block_rows is 4, expected 1 for rows of 2 heads"):
+        KernelCase(partial(nn.rope, heads=2, width=64, offset=0, inverse=False, out=BF16), views(128), block_rows=4)
 
 
 def test_rows_that_are_no_bf16_are_refused():

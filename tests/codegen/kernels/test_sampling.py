@@ -7,7 +7,7 @@ import pytest
 
 from tapeout.codegen import tile_builder as t
 from tapeout.codegen import tile_interpreter
-from tapeout.codegen.kernels import sampling
+from tapeout.codegen.kernels import drawn_rows
 from tapeout.dialects import sample
 from tapeout.dialects.format import BF16, FP32, decode, encode
 from tapeout.dialects.rows import TABLE
@@ -66,11 +66,20 @@ def assert_drawn(found, operands, share=0.9):
 
 
 def rows_for(how, count):
-    """A tenth of the rows in the interpreter, which is slow; statements about many draws are made of the compiled kernel."""
-    return count // 10 if how == INTERPRETED else count
+    """Few rows in the interpreter, which is slow; statements about many draws are made of the compiled kernel."""
+    return count // 20 if how == INTERPRETED else count
 
 
-SIZES = [(512, {}), (97, {}), (1280, {"block_columns": 128}), (96, {"block_columns": 16})]
+def cut(tokens, pieces, listed, levels=4):
+    """A schedule row that cuts rows into pieces; lists are short, so that both ways to the border are taken."""
+    return {"block_columns": tokens // pieces, "row_columns": tokens // 2, "pieces": pieces, "levels": levels, "listed": listed}
+
+
+WHOLE = {"pieces": 0}
+SIZES = [(512, WHOLE), (97, WHOLE), (1280, {**WHOLE, "block_columns": 128}), (96, {**WHOLE, "block_columns": 16}), (512, cut(512, 4, 64)),
+         (96, cut(96, 6, 8, 16)), (1280, cut(1280, 1, 2048, 1))]  # fmt: skip
+FORMS = {"whole": lambda tokens: {**WHOLE, "block_columns": tokens // 2}, "listed": lambda tokens: cut(tokens, 2, tokens, 3),
+         "unlisted": lambda tokens: cut(tokens, 4, 4, 2)}  # fmt: skip
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -83,12 +92,13 @@ def test_greedy_takes_the_largest_logit(how, tokens, schedule):
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_greedy_takes_the_lowest_of_equals(how):
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_greedy_takes_the_lowest_of_equals(how, form):
     x = np.full((4, 96), -5.0)
     x[0, [17, 30, 95]] = 2.0
     x[1, [95]] = 2.0
     x[2, 40], x[2, 50] = -0.0, 0.0
-    case = draw_case(96, block_columns=16)
+    case = draw_case(96, **form(96))
     assert case.run(how, *given(x, temperature=0.0)).results[0].tolist() == [17, 95, 40, 0]
 
 
@@ -102,22 +112,24 @@ def test_draws_are_those_of_the_meaning(how, tokens, schedule):
 
 
 @pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize(("top_k", "top_p"), [
     (1, 1.0), (5, 1.0), (511, 1.0), (512, 1.0), (9999, 1.0), (-1, 1.0), (0, 0.0), (0, 0.3), (0, 0.95), (7, 0.9), (300, 0.5),
     (0, 0.9999999), (3, 2.0)])
-def test_filters_keep_what_the_meaning_keeps(how, top_k, top_p):
+def test_filters_keep_what_the_meaning_keeps(how, form, top_k, top_p):
     """A high temperature makes noise decide, so that a token too many or too few is drawn."""
-    case = draw_case(512, block_columns=256)
+    case = draw_case(512, **form(512))
     operands = given(normal(5, rows_for(how, 40), 512, scale=1.0), temperature=3.0, top_k=top_k, top_p=top_p)
     assert_drawn(case.run(how, *operands), operands)
 
 
 @pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize(("top_k", "top_p", "kept"), [
     (37, 1.0, 37), (0, 0.5, 257), (0, 0.0, 1), (300, 0.25, 129), (1, 0.9, 1), (0, 1.0, 512)])
-def test_equal_tokens_stay_from_the_lowest_on(how, top_k, top_p, kept):
+def test_equal_tokens_stay_from_the_lowest_on(how, form, top_k, top_p, kept):
     """With equal logits the masses are exact, and so is the border: the draws are those of the meaning, and lie below it."""
-    case = draw_case(512, block_columns=256)
+    case = draw_case(512, **form(512))
     operands = given(np.full((rows_for(how, 80), 512), 1.5), top_k=top_k, top_p=top_p)
     tokens = case.run(how, *operands).results[0]
     same_bits(tokens, case.meaning(*operands).results[0])
@@ -125,11 +137,12 @@ def test_equal_tokens_stay_from_the_lowest_on(how, top_k, top_p, kept):
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_ties_at_the_border_are_cut_by_id(how):
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_ties_at_the_border_are_cut_by_id(how, form):
     """Two levels of logits, the lower one cut in its middle by either filter."""
     x = np.zeros((rows_for(how, 240), 96))
     x[:, ::3] = np.log(2.0)
-    case = draw_case(96, block_columns=48)
+    case = draw_case(96, **form(96))
     for settings in ({"top_k": 50}, {"top_p": 0.75}):
         operands = given(x, **settings)
         found = case.run(how, *operands)
@@ -139,32 +152,35 @@ def test_ties_at_the_border_are_cut_by_id(how):
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_bf16_logits_and_extremes(how):
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_bf16_logits_and_extremes(how, form):
     x = normal(2, 12, 96)
     x[1] = 0.0
     x[2, 5:] = -1e30
     x[3, :] = -3e4
     x[4, 7] = 1e4
-    case = draw_case(96, BF16, block_columns=32)
+    case = draw_case(96, BF16, **form(96))
     operands = given(x, temperature=np.resize([1.0, 0.5], 12), top_p=np.resize([1.0, 0.9, 0.5], 12), number=BF16)
     assert_drawn(case.run(how, *operands), operands)
 
 
+@pytest.mark.parametrize("form", [{}, {"block_columns": 2020, "row_columns": 4040, "pieces": 64, "levels": 16, "listed": 8192}])
 @pytest.mark.parametrize("settings", [{}, {"top_k": 50}, {"top_p": 0.9}])
-def test_the_real_vocabulary(settings):
+def test_the_real_vocabulary(settings, form):
     """129,280 tokens in the blocks of the CPU's schedule row, compiled; a masked token (-inf) is never drawn."""
     x = normal(4, 6, 129280)
     x[:, ::2] = -np.inf
     operands = given(x, temperature=np.resize([1.0, 0.5, 0.0], 6), **settings)
     with np.errstate(invalid="ignore"):
-        assert_drawn(draw_case(129280).run(COMPILED, *operands), operands, share=0.5)
+        assert_drawn(draw_case(129280, **form).run(COMPILED, *operands), operands, share=0.5)
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_a_row_draws_the_same_alone(how):
-    case = draw_case(97)
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_a_row_draws_the_same_alone(how, form):
+    case = draw_case(96, **form(96))
     settings = {"temperature": [1.0, 0.0, 0.7], "top_k": [0, 9], "top_p": [1.0, 0.8]}
-    operands = given(normal(3, 17, 97), **{name: np.resize(column, 17) for name, column in settings.items()})
+    operands = given(normal(3, 17, 96), **{name: np.resize(column, 17) for name, column in settings.items()})
     tokens, logprobs = case.run(how, *operands).results
     for r in range(17):
         alone = case.run(how, *(x[r : r + 1] for x in operands)).results
@@ -178,7 +194,7 @@ def test_noise_is_exact_at_both_ends_of_the_unit_interval(how):
     n = np.array([0, 1, 2, 5, 2**22, 2**23 - 1, 2**23, 2**23 + 1, *range(2**24 - 4, 2**24), *range(10**6, 10**6 + 4)], np.int64)
 
     def body(words, out):
-        t.View(out, [16]).store([0], sampling._noise(t.View(words, [16]).load([0], [16])))
+        t.View(out, [16]).store([0], drawn_rows.noise(t.View(words, [16]).load([0], [16])))
 
     module = t.kernel("kernel", {"words": "i64", "out": "f32"}, body, lambda *b: [1])
     arrays = {"words": (n << 40) | 12345, "out": np.zeros(16, np.float32)}

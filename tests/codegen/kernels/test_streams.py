@@ -67,10 +67,10 @@ def test_expand_is_the_sum(how, s, h, schedule):
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("held", [0, 1])
+@pytest.mark.parametrize("held", [{"held": 0}, {"held": 1, "ahead": 0}, {"held": 1, "ahead": 1}])
 @pytest.mark.parametrize(("quantized", "keep"), [(False, False), (True, False), (True, True)])
 def test_collapse_norm_is_its_ops_one_by_one(how, quantized, keep, held):
-    s, h, block = 4, 96, {"block_columns": 32, "held": held}
+    s, h, block = 4, 96, {"block_columns": 32, **held}
 
     def build(x, a, weight):
         y = nn.rms_norm(mhc.collapse(x, a, out=BF16), weight, epsilon=EPSILON, out=BF16)
@@ -105,7 +105,10 @@ def mixer_operands(count, s, h):
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize(("s", "h", "schedule"), [(4, 128, {"block_rows": 4, "block_k": 128, "segments": 0}), (3, 32, {}),
-                                                  (4, 128, {"block_k": 32, "segments": 4}), (2, 40, {"block_k": 16, "segments": 0})])
+                                                  (4, 128, {"block_k": 32, "segments": 4, "grouped": 1, "finished_rows": 1}),
+                                                  (4, 128, {"block_k": 32, "segments": 8, "grouped": 4, "joined": 0, "finished_rows": 4}),
+                                                  (4, 128, {"block_k": 32, "segments": 4, "grouped": 2, "joined": 1}),
+                                                  (2, 40, {"block_k": 16, "segments": 0})])
 def test_mixer_makes_the_coefficients(how, s, h, schedule):
     """A coefficient is a smooth function of products whose absolute error is gamma; 20 divisions of numbers below 1 keep it within 1e-5."""
     case = mixer_case(s, h, **schedule)
@@ -126,6 +129,15 @@ def test_mixer_balances_the_golden_matrix(how):
     golden = [[0.088392022, 0.215957347, 0.197079934, 0.498569697], [0.468412839, 0.154883964, 0.019129501, 0.357572697],
               [0.402998749, 0.362220223, 0.121606220, 0.113173809], [0.040195390, 0.266937467, 0.662183345, 0.030682796]]
     np.testing.assert_allclose(comb[0], golden, rtol=1e-5)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_mixer_adds_segments_in_one_order_whoever_does(how):
+    cut = {"block_k": 32, "segments": 8, "grouped": 4, "finished_rows": 1}
+    apart, joined = (mixer_case(4, 128, joined=joined, **cut) for joined in (0, 1))
+    x, fn, base, scale = mixer_operands(5, 4, 128)
+    for found, wanted in zip(joined.run(how, x, fn, base, scale), apart.run(how, x, fn, base, scale), strict=True):
+        np.testing.assert_array_equal(found.view(np.uint32), wanted.view(np.uint32))
 
 
 def test_a_row_does_not_depend_on_its_batch():

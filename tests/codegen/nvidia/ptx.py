@@ -16,21 +16,35 @@ Register = np.ndarray
 def run(text: str, inputs: Sequence[np.ndarray], outputs: Sequence[int], pack: int) -> list[np.ndarray]:
     """Raw output elements (unsigned, flat) of bytes sizes `outputs`, of raw input elements; a group of each makes one register."""
     count = inputs[0].size
-    registers: dict[str, Register] = {f"${len(outputs) + i}": _packed(x, pack) for i, x in enumerate(inputs)}
+    results = [_registers_of(size, pack) for size in outputs]
+    given = [register for x in inputs for register in _packed(x, pack)]
+    registers: dict[str, Register] = {f"${sum(results) + i}": register for i, register in enumerate(given)}
     for line in re.findall(r"[^{};]+;", text):
         _step(line.strip(" ;\n"), registers)
-    return [_unpacked(registers[f"${i}"], size, pack)[:count] for i, size in enumerate(outputs)]
+    firsts = [sum(results[:i]) for i in range(len(outputs))]
+    return [_unpacked([registers[f"${first + i}"] for i in range(n)], size, pack)[:count]
+            for first, n, size in zip(firsts, results, outputs, strict=True)]
 
 
-def _packed(x: np.ndarray, pack: int) -> Register:
+def _registers_of(size: int, pack: int) -> int:
+    """How many registers a group of elements takes: one, or one each."""
+    return pack if size == 4 else 1
+
+
+def _packed(x: np.ndarray, pack: int) -> list[Register]:
     raw = x.reshape(-1).view(f"u{x.itemsize}").astype(np.uint64)
     groups = np.pad(raw, (0, -raw.size % pack)).reshape(-1, pack)
-    assert pack * x.itemsize <= 4, "an input fills at most one register"
-    return (groups << (8 * x.itemsize * np.arange(pack, dtype=np.uint64))).sum(1).astype(np.uint32)
+    if x.itemsize == 4:
+        return [groups[:, i].astype(np.uint32) for i in range(pack)]
+    assert pack * x.itemsize <= 4, "an input of narrow elements fills at most one register"
+    return [(groups << (8 * x.itemsize * np.arange(pack, dtype=np.uint64))).sum(1).astype(np.uint32)]
 
 
-def _unpacked(register: Register, size: int, pack: int) -> np.ndarray:
-    assert pack * size == 4, "an output fills one register"
+def _unpacked(registers: Sequence[Register], size: int, pack: int) -> np.ndarray:
+    if size == 4:
+        return np.stack(registers, 1).reshape(-1)
+    assert pack * size == 4, "an output of narrow elements fills one register"
+    (register,) = registers
     return (register[:, None] >> (8 * size * np.arange(pack, dtype=np.uint32))).astype(f"u{size}").reshape(-1)
 
 
@@ -51,19 +65,41 @@ def _permuted(a: Register, b: Register, selector: np.uint32) -> Register:
     return sum(pick << np.uint64(8 * i) for i, pick in enumerate(picks)).astype(np.uint32)
 
 
+def _any_of_three(a: Register, b: Register, c: Register, table: np.uint32) -> Register:
+    """Bit by bit what `table` says of the three bits."""
+    rows = [(a if i & 4 else ~a) & (b if i & 2 else ~b) & (c if i & 1 else ~c) for i in range(8) if int(table) >> i & 1]
+    return np.bitwise_or.reduce(np.broadcast_arrays(*rows))
+
+
 def _product(a: Register, b: Register) -> Register:
     """Halves as BF16, each product rounded to nearest."""
     x, y = (np.broadcast_to(v, np.broadcast(a, b).shape).astype(np.uint32).view(ml_dtypes.bfloat16).astype(np.float64) for v in (a, b))
     return (x * y).astype(ml_dtypes.bfloat16).view(np.uint32)
 
 
+def _rounded_pair(high: Register, low: Register) -> Register:
+    """Two f32 numbers rounded to BF16, the second one in the low half."""
+    halves = [x.astype(np.uint32).view(np.float32).astype(ml_dtypes.bfloat16).view(np.uint16).astype(np.uint32) for x in (high, low)]
+    return (halves[0] << np.uint32(16)) | halves[1]
+
+
+def _inverse(x: Register) -> Register:
+    with np.errstate(divide="ignore"):
+        return (np.float32(1) / x.astype(np.uint32).view(np.float32)).astype(np.float32).view(np.uint32)
+
+
 OPERATIONS = {
+    "cvt.rn.bf16x2.f32": _rounded_pair,
+    "rcp.approx.ftz.f32": _inverse,
     "mov.b32": lambda a: a,
     "cvt.u32.u16": lambda a: a & np.uint32(0xFFFF),
     "and.b32": lambda a, b: a & b,
     "or.b32": lambda a, b: a | b,
+    "lop3.b32": _any_of_three,
     "shl.b32": lambda a, b: a << b,
     "shr.u32": lambda a, b: a >> b,
+    "mul.lo.u32": lambda a, b: a * b,
+    "mad.lo.u32": lambda a, b, c: a * b + c,
     "prmt.b32": _permuted,
     "mul.rn.bf16x2": _product,
 }

@@ -18,8 +18,12 @@ from tapeout.codegen.launch_grid import module_grid_at
 from tapeout.codegen.nvidia.emit import emit_module
 from tapeout.codegen.nvidia.facts import SM90, SM100, Chip
 from tapeout.codegen.nvidia.schedules import schedule_for
+from tapeout.dialects import mhc, nn
+from tapeout.dialects._mlir import ir
+from tapeout.dialects.format import BF16, FP32, Q8
+from tapeout.dialects.types import Tensor
 from tests.codegen import kernels
-from tests.codegen.kernels.harness import BEHIND, INTERPRETED, TARGET, Target
+from tests.codegen.kernels.harness import BEHIND, INTERPRETED, TARGET, KernelCase, Target, assert_same, numbers, uneven
 from tests.codegen.nvidia import triton_interpreter
 
 FEW_ROWS, ALL_ROWS = (0, 1, 17), (0, 1, 2, 5, 17, 33)
@@ -78,3 +82,21 @@ def test_cases_are_collected():
     """Every family's file brings cases; none would mean that nothing is checked here."""
     found = {name.split("__")[1] for name in globals() if name.startswith("test_") and "__" in name}
     assert found >= {"linear", "experts", "attention", "selection", "sampling", "norms", "rope", "streams", "tables", "movement", "engram", "draft"}
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_eager_instances_do_the_same(count):
+    """Rows of collapse, norm and quantization are read in front of the exit: results are the same, rows behind the count stay as they are."""
+
+    def build(x, a, weight):
+        return nn.quantize(nn.rms_norm(mhc.collapse(x, a, out=BF16), weight, epsilon=1e-6, out=BF16), out=Q8)
+
+    with emitted(FEW_ROWS, SM90):
+        views = [Tensor((None, 4, 96), BF16), Tensor((None, 4), FP32), Tensor((96,), BF16)]
+        case, eager = (KernelCase(build, views, "collapse_norm_quantize", block_columns=32) for _ in range(2))
+        with eager.module.context:
+            next(iter(eager.module.body.operations)).attributes["tile.eager"] = ir.UnitAttr.get()
+        text, plain = (emit_module(one.module).text for one in (eager, case))
+        assert text.index("in0 + (") < text.index("    return\n") and plain.index("    return\n") < plain.index("in0 + (")
+        given = uneven(count, count, 4 * 96).reshape(count, 4, 96), numbers(9, count, 4, number=FP32), numbers(7, 96)
+        assert_same(eager.run(INTERPRETED, *given), case.run(INTERPRETED, *given))

@@ -8,6 +8,7 @@ from tapeout.codegen.nvidia.schedules import bucket_rows_for, schedule_for
 from tapeout.codegen.select_kernels import Choice, build
 from tapeout.dialects.format import BF16, FP32, INT32, Q4_INDEX, Q8
 from tapeout.dialects.rows import TABLE
+from tapeout.dialects.sample import INT64
 from tapeout.dialects.types import Blocks, Tensor
 
 SELECT = (("block_tokens", 128), ("heads", 32), ("ratio", 2), ("score", "bf16"), ("top_k", 512))
@@ -64,3 +65,44 @@ def test_blocks_divide_rows_and_parts_are_whole_blocks(chip, columns):
         if row.get("held"):
             assert row["block_rows"] * columns <= 8192 and row["warps"] <= 4
         build(Choice(request, family, tuple(sorted(row.items()))))
+
+
+MIXED = (("epsilon", 1e-6), ("iterations", 20), ("norm_epsilon", 1e-20))
+STREAMS = Tensor((None, 4, 5120), BF16)
+BUCKETED = {
+    "rms_norm": Request("nn.rms_norm", (("epsilon", 1e-6),), (Tensor((None, 1280), BF16), Tensor((1280,), BF16)), (Tensor((None, 1280), BF16),)),
+    "quantize": Request("nn.quantize", (), (Tensor((None, 8192), BF16),), (Tensor((None, 8192), Q8),)),
+    "mixer": Request("mhc.mixer", MIXED, (STREAMS, Tensor((24, 20480), FP32), Tensor((24,), FP32), Tensor((3,), FP32)),
+                     (Tensor((None, 4), FP32), Tensor((None, 4), FP32), Tensor((None, 4, 4), FP32))),
+    "select_entries": selection(256),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("chip", [SM90, SM100])
+@pytest.mark.parametrize("family", BUCKETED)
+def test_buckets_differ_in_how_work_is_cut_and_not_in_sums(family, chip):
+    request = BUCKETED[family]
+    row = schedule_for(chip)(family, request)
+    rows = {bucket: bucket_rows_for(chip)(family, request, row, bucket) for bucket in (1, 16, 64, 65, 256, 1280, 4096)}
+    orders = {build(Choice(request, family, tuple(sorted(one.items())))).order for one in rows.values()}
+    assert len(orders) == 1 and len({tuple(sorted(one.items())) for one in rows.values()}) > 1
+    if family in ("rms_norm", "quantize"):
+        assert [one["block_rows"] for one in rows.values()][:3] == [1, 1, 1] and rows[65]["block_rows"] > 1
+        assert [one.get("eager", 0) for one in rows.values()] == [1, 1, 1, 0, 0, 0, 0]
+
+
+def test_lists_that_are_held_fit_the_registers_of_their_warps():
+    """128 numbers a thread at most."""
+    for pages in (3, 256, 1024):
+        for rows in (1, 64, 256):
+            row = bucket(selection(pages), rows)
+            assert row["held_places"] <= 128 * 32 * row["warps"] and row["warps"] <= 8
+
+
+def test_a_row_of_logits_is_whole_pieces():
+    for tokens in (129280, 512, 97):
+        request = Request("sample.draw", (("stream", 0),), (Tensor((None, tokens), FP32), Tensor((None,), FP32), TABLE, Tensor((None,), FP32),
+                                                            Tensor((None,), INT64), TABLE), (TABLE, Tensor((None,), FP32)))  # fmt: skip
+        row = schedule_for(SM90)("draw", request)
+        assert tokens == row["pieces"] * row["block_columns"] and tokens % row["row_columns"] == 0
+        assert len(build(Choice(request, "draw", tuple(sorted(row.items())))).before) == 3

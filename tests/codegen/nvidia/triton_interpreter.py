@@ -70,7 +70,8 @@ def _run_assembly(self: Any, text: str, constraints: str, handles: Any, types: A
     inputs = [np.asarray(h.data) for h in handles]
     kinds = [kind.scalar for kind in types]
     found = ptx.run(text, [np.ascontiguousarray(x) for x in inputs], [kind.primitive_bitwidth // 8 for kind in kinds], pack)
-    return _Assembled([interpreter.TensorHandle(x.reshape(inputs[0].shape), kind) for x, kind in zip(found, kinds, strict=True)])
+    typed = [x.view(np.float32) if kind == tl.float32 else x for x, kind in zip(found, kinds, strict=True)]
+    return _Assembled([interpreter.TensorHandle(x.reshape(inputs[0].shape), kind) for x, kind in zip(typed, kinds, strict=True)])
 
 
 def _called_in_a_kernel(self: Any, *arguments: Any, **named: Any) -> Any:
