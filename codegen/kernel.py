@@ -18,6 +18,8 @@ from tapeout.dialects.types import Blocks, Ring, Tensor, View, from_ir
 
 Attributes = tuple[tuple[str, Any], ...]
 Schedule = Mapping[str, int]
+EAGER = "eager"
+"""Entry of a schedule row that any family may have: instances read their rows before they know whether those are there (0)."""
 
 
 class KernelError(Exception):
@@ -82,6 +84,10 @@ class Workspace:
 
     element: str
     elements: Callable[[int], int]
+
+
+ALL_SCALES = 254
+"""The largest E8M0 byte that is a number: 2^127."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from tapeout.codegen.nvidia.facts import CHIPS
 from tapeout.dialects._mlir import ir
 from tapeout.passes.bucket_rows import BUCKETS, buckets_of
 from tapeout.passes.define import Pass, PassError, Promise, functions, operations
+from tapeout.passes.extents import extent_of, extents
 
 SCHEDULES: dict[str, Callable[[str, Request], Schedule]] = {
     "cpu": cpu_schedules.schedule,
@@ -48,24 +49,37 @@ WORKSPACE = "workspace_bytes"
 
 @dataclass(frozen=True)
 class SelectKernels(Pass):
-    """Marks each op with a family and a schedule row of `target`; `tuned` rows (by request text) come before the target's own."""
+    """Marks each op with a family and a schedule row of `target`; `tuned` rows (by request text) come before the target's own. An op that counts
+    drafts has `drafts_each` rows for every sequence, of which a step has at most `sequences`, or as many as rows where that is 0."""
 
     name: ClassVar[str] = "select-kernels"
     keeps: ClassVar[Promise] = "bits"
     target: str = "cpu"
     tuned: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = ()
     workspace_bytes: int = 256 << 20
+    drafts_each: int = 1
+    sequences: int = 0
 
     def run(self, module: ir.Module) -> None:
         if self.target not in SCHEDULES:
             raise PassError(f"select-kernels{{target}}: found {self.target}, expected one of {', '.join(sorted(SCHEDULES))}")
         rows, buckets = dict(self.tuned), _buckets(module)
-        known: dict[Request, tuple[str, ir.Attribute]] = {}
-        for op in launches(module):
+        known: dict[tuple[Request, bool], tuple[str, ir.Attribute]] = {}
+        for op, drafts in self._counted(module):
             request = request_of(op)
-            if request not in known:
-                known[request] = self._choose(request, rows, buckets, op)
-            op.attributes[KERNEL], op.attributes[SCHEDULE] = ir.StringAttr.get(known[request][0]), known[request][1]
+            if (request, drafts) not in known:
+                most = [min(bucket, self.sequences or bucket) * self.drafts_each for bucket in buckets] if drafts else buckets
+                known[request, drafts] = self._choose(request, rows, most, op)
+            op.attributes[KERNEL], op.attributes[SCHEDULE] = ir.StringAttr.get(known[request, drafts][0]), known[request, drafts][1]
+
+    def _counted(self, module: ir.Module) -> Iterator[tuple[ir.Operation, bool]]:
+        """Every op that kernels execute, and whether it counts drafts that are more than rows."""
+        if self.drafts_each == 1:
+            yield from ((op, False) for op in launches(module))
+            return
+        for function in functions(module):
+            found = extents(function)
+            yield from ((op, extent_of(op, found) == "drafts") for op in _launches_of(function))
 
     def _choose(self, request: Request, rows: dict[str, Any], buckets: list[int], op: ir.Operation) -> tuple[str, ir.Attribute]:
         try:
@@ -124,7 +138,11 @@ def _tuned(row: dict[str, int], own: Schedule, op: ir.Operation) -> Schedule:
 def launches(module: ir.Module) -> Iterator[ir.Operation]:
     """The ops that kernels execute, in every function."""
     for function in functions(module):
-        yield from (op for op in operations(function) if op.name not in ("func.call", "func.return"))
+        yield from _launches_of(function)
+
+
+def _launches_of(function: Any) -> Iterator[ir.Operation]:
+    return (op for op in operations(function) if op.name not in ("func.call", "func.return"))
 
 
 def schedule_of(op: ir.Operation, bucket: int = -1) -> dict[str, int]:

@@ -147,7 +147,7 @@ def _plan_target(module: ir.Module, config: ModelConfig, settings: Settings, wat
             text(module),
             made,
             step_programs(module, numbers, _grids(made, settings, config.text.dspark_block_size), _bound(settings, config)),
-            weights_of(module, config, sources),
+            weights_of(module, config, sources, target_of(settings.target).most_scale),
             facts.states(module),
         )
     except (PassError, KernelError) as error:

@@ -51,6 +51,7 @@ KERNEL_STAGES = ("lower-to-tile", "lower-tile-to-loops")
 
 def graph_pipeline(settings: Settings, drafts_each: int) -> list[Pass]:
     """The passes of a compile, in order."""
+    drafts = (drafts_each, settings.max_sequences) if settings.target in CHIPS else ()
     return [
         Verify(),
         AssignFormats(),
@@ -62,7 +63,7 @@ def graph_pipeline(settings: Settings, drafts_each: int) -> list[Pass]:
         Verify(),
         OutlineLayers(),
         BucketRows(settings.row_buckets),
-        SelectKernels(settings.target, settings.tuned, settings.workspace_bytes),
+        SelectKernels(settings.target, settings.tuned, settings.workspace_bytes, *drafts),
         PlanMemory(settings.max_sequences, settings.outputs, drafts_each, settings.target in CHIPS),
     ]
 

@@ -4,7 +4,6 @@ Kernels are compiled in worker processes through the cache: the same tile text, 
 that makes objects is not asked here, so an artifact does not depend on whether a machine has it; `tapeout finish` runs it.
 """
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,11 +12,14 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from tapeout.codegen.kernel import ALL_SCALES
 from tapeout.codegen.lower_to_tile import TileKernel
+from tapeout.codegen.select_kernels import Choice
 from tapeout.compiler.cache import Cache, key_of
 from tapeout.compiler.cached_kernels import cached_kernels, made_once
 from tapeout.compiler.errors import ToolchainMissing
 from tapeout.compiler.settings import Settings
+from tapeout.compiler.sources import fingerprint, tile_context
 from tapeout.compiler.targets import Built, Grid, Progress
 from tapeout.dialects._mlir import ir
 from tapeout.runtime.artifact_kernels import CpuLevel, Lowered, NpuLevel
@@ -60,7 +62,7 @@ class AscendTarget:
         """Instances of a kernel for a row count of at most `rows`."""
         from tapeout.codegen.launch_grid import module_grid_at
 
-        with _context(), ir.Location.unknown():
+        with tile_context(), ir.Location.unknown():
             if kernel.symbol not in self._modules:
                 self._modules[kernel.symbol] = ir.Module.parse(kernel.text)
             return prod(module_grid_at(self._modules[kernel.symbol], rows))
@@ -70,6 +72,9 @@ class AscendTarget:
 
         facts = chip(TARGETS[self.name])
         return facts.cube_cores if has_products(kernel.text) else facts.vector_cores
+
+    def most_scale(self, choice: Choice) -> int:
+        return ALL_SCALES
 
     def build(self, kernels: Sequence[TileKernel], settings: Settings, store: Cache, progress: Progress) -> Built:
         made, compiled = lowered_kernels(kernels, self.name, store, settings.jobs, progress)
@@ -93,15 +98,6 @@ def target(name: str) -> AscendTarget:
 def has_products(text: str) -> bool:
     """Whether a tile module multiplies matrices, and so needs a cube core."""
     return "linalg.matmul" in text or "tile.dot_scaled" in text
-
-
-@cache
-def _context() -> ir.Context:
-    from tapeout.dialects import tile
-
-    context = ir.Context()
-    tile.load_into(context)
-    return context
 
 
 def _require_compiler() -> Any:
@@ -138,7 +134,7 @@ def _lowered(text: str, name: str) -> bytes:
     from tapeout.codegen.ascend.toolchain import CompileError
 
     tools = _require_compiler()
-    with _context(), ir.Location.unknown():
+    with tile_context(), ir.Location.unknown():
         try:
             built = build(ir.Module.parse(text), tools, target=TARGETS[name])
         except CompileError as error:
@@ -163,8 +159,4 @@ def versions() -> Versions:
     import tapeout.codegen.tile_memory as memory
     import tapeout.dialects.tile as dialect
 
-    digest = hashlib.sha256()
-    for path in [*sorted(Path(package.__path__[0]).glob("*.py")), *(Path(str(m.__file__)) for m in (arithmetic, builder, memory, dialect))]:
-        if path.name != "schedules.py":
-            digest.update(path.name.encode() + path.read_bytes())
-    return Versions(_require_compiler().version, digest.hexdigest())
+    return Versions(_require_compiler().version, fingerprint(package, [arithmetic, builder, memory, dialect]))

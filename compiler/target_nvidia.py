@@ -4,7 +4,6 @@ Kernels are compiled in worker processes through the cache: the same tile text, 
 """
 
 import base64
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from tapeout.codegen.lower_to_tile import TileKernel
+from tapeout.codegen.select_kernels import Choice
 from tapeout.compiler.cache import Cache, key_of
 from tapeout.compiler.cached_kernels import cached_kernels, made_once
 from tapeout.compiler.errors import ModuleRefused, ToolchainMissing
 from tapeout.compiler.settings import Settings
+from tapeout.compiler.sources import fingerprint, tile_context
 from tapeout.compiler.targets import Built, Grid, Progress
 from tapeout.dialects._mlir import ir
 from tapeout.runtime.artifact_kernels import Binary, CpuLevel, GpuLevel
@@ -63,11 +64,16 @@ class NvidiaTarget:
     def grid(self, kernel: TileKernel, rows: int) -> Grid:
         from tapeout.codegen.launch_grid import module_grid_at
 
-        with _context(), ir.Location.unknown():
+        with tile_context(), ir.Location.unknown():
             if kernel.symbol not in self._modules:
                 self._modules[kernel.symbol] = ir.Module.parse(kernel.text)
             x, y, z = module_grid_at(self._modules[kernel.symbol], rows)
         return max(x, 1), max(y, 1), max(z, 1)
+
+    def most_scale(self, choice: Choice) -> int:
+        from tapeout.codegen.nvidia.overrides import most_scale
+
+        return most_scale(choice)
 
     def build(self, kernels: Sequence[TileKernel], settings: Settings, store: Cache, progress: Progress) -> Built:
         made, compiled = kernel_binaries(kernels, self.name, store, settings.jobs, progress)
@@ -86,15 +92,6 @@ class NvidiaTarget:
 def target(name: str) -> NvidiaTarget:
     """The target of a chip."""
     return NvidiaTarget(name)
-
-
-@cache
-def _context() -> ir.Context:
-    from tapeout.dialects import tile
-
-    context = ir.Context()
-    tile.load_into(context)
-    return context
 
 
 def kernel_binaries(
@@ -180,8 +177,4 @@ def _emitter() -> str:
     import tapeout.codegen.nvidia as package
     import tapeout.dialects.tile as dialect
 
-    digest = hashlib.sha256()
-    for path in [*sorted(Path(package.__path__[0]).glob("*.py")), Path(dialect.__file__)]:
-        if not path.name.endswith("schedules.py"):
-            digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()
+    return fingerprint(package, [dialect])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tapeout.codegen.ascend.facts import TARGETS as ASCEND
 from tapeout.codegen.lower_to_tile import TileKernel
+from tapeout.codegen.select_kernels import Choice
 from tapeout.compiler.cache import Cache
 from tapeout.runtime.artifact_kernels import Binary, CpuLevel, GpuLevel, Lowered, NpuLevel
 
@@ -53,6 +54,9 @@ class Target(Protocol):
 
     def grid(self, kernel: TileKernel, rows: int) -> Grid | None:
         """Instances of a launch whose count is at most `rows`; None where kernels find their own at run time."""
+
+    def most_scale(self, choice: Choice) -> int:
+        """The largest E8M0 byte of a weight's scales that a choice's kernel multiplies by exactly."""
 
     def build(self, kernels: Sequence[TileKernel], settings: "Settings", store: Cache, progress: Progress) -> Built | None:
         """Compiles and, where the target has one, links; None where `stop_after` ends the compile in between."""

@@ -4,12 +4,13 @@ The layouts are the kernels' own statements (`Kernel.layouts`); shapes after the
 halves cannot disagree. One operand has one layout: two kernels that read it differently are refused.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from math import prod
 from typing import cast
 
-from tapeout.codegen.kernel import Layout, parts
-from tapeout.codegen.select_kernels import kernel_of
+from tapeout.codegen.kernel import ALL_SCALES, Layout, parts
+from tapeout.codegen.select_kernels import Choice, choices_of, kernel_of
 from tapeout.compiler.programs import NAMES, is_entry_point
 from tapeout.dialects._mlir import func, ir
 from tapeout.dialects.format import BITS
@@ -23,26 +24,35 @@ from tapeout.runtime.artifact import Rotary as RotaryTable
 from tapeout.runtime.artifact_kernels import Element
 from tapeout.runtime.transforms import transformed_shape
 
-Layouts = dict[str, Layout]
 WIDTH = {**BITS, "i8": 8, "f4E2M1FN": 8}
 
 
-def weights_of(module: ir.Module, config: ModelConfig, sources: Mapping[str, WeightSource]) -> Weights:
-    """The operands that the module's kernels read, in the order of `sources`."""
-    layouts = operand_layouts(module)
+@dataclass
+class Wants:
+    """What kernels want of weight operands: how each lies, and the largest byte of its scales that all of them multiply by exactly."""
+
+    layouts: dict[str, Layout] = field(default_factory=dict)
+    most_scales: dict[str, int] = field(default_factory=dict)
+
+
+def weights_of(
+    module: ir.Module, config: ModelConfig, sources: Mapping[str, WeightSource], most_scale: Callable[[Choice], int]
+) -> Weights:
+    """The operands that the module's kernels read, in the order of `sources`; `most_scale` is the target's."""
+    wants = operand_wants(module, most_scale)
     numbers = _argument_views(module)
     return Weights(
         operands=tuple(
-            _operand(name, source, numbers[name], layouts.get(name, Layout()), config)
+            _operand(name, source, numbers[name], wants.layouts.get(name, Layout()), wants.most_scales.get(name, ALL_SCALES), config)
             for name, source in sources.items()
             if name in numbers
         )
     )
 
 
-def operand_layouts(module: ir.Module) -> Layouts:
-    """The layout each weight operand has, as its kernels want it."""
-    found: Layouts = {}
+def operand_wants(module: ir.Module, most_scale: Callable[[Choice], int]) -> Wants:
+    """What the kernels want of each weight operand. Raises `PassError` where two want one operand differently."""
+    found = Wants()
     for function in functions(module):
         if is_entry_point(function):
             names = {
@@ -50,24 +60,25 @@ def operand_layouts(module: ir.Module) -> Layouts:
                 for i, a in enumerate(function.entry_block.arguments)
                 if argument_attribute(function, i, "tapeout.kind") in ("weight", "table")
             }
-            _collect(function, names, found)
+            _collect(function, names, most_scale, found)
     return found
 
 
-def _collect(function: func.FuncOp, names: dict[ir.Value, str], found: Layouts) -> None:
+def _collect(function: func.FuncOp, names: dict[ir.Value, str], most_scale: Callable[[Choice], int], found: Wants) -> None:
     for op in operations(function)[:-1]:
         if op.name == "func.call":
             target = callee(function, op)
             inner = {a: names[v] for a, v in zip(target.entry_block.arguments, op.operands, strict=True) if v in names}
-            _collect(target, inner, found)
+            _collect(target, inner, most_scale, found)
             continue
-        layouts = kernel_of(op).layouts
+        layouts, most = kernel_of(op).layouts, min(most_scale(choice) for choice in choices_of(op))
         for i, value in enumerate(_operands(op)):
             if value in names:
-                layout = layouts.get(i, Layout())
-                if found.setdefault(names[value], layout) != layout:
+                name, layout = names[value], layouts.get(i, Layout())
+                found.most_scales[name] = min(most, found.most_scales.get(name, most))
+                if found.layouts.setdefault(name, layout) != layout:
                     raise PassError(
-                        f"{op.name} at {op.location} wants {names[value]} as {layout}, another kernel as {found[names[value]]}; "
+                        f"{op.name} at {op.location} wants {name} as {layout}, another kernel as {found.layouts[name]}; "
                         "expected one layout an operand: align the schedule rows"
                     )
 
@@ -95,7 +106,7 @@ def _argument_views(module: ir.Module) -> dict[str, Tensor]:
     return found
 
 
-def _operand(name: str, source: WeightSource, view: Tensor, layout: Layout, config: ModelConfig) -> WeightOperand:
+def _operand(name: str, source: WeightSource, view: Tensor, layout: Layout, most_scale: int, config: ModelConfig) -> WeightOperand:
     if source.derived is not None:
         shape = view.sized(0)
         part = WeightPart(
@@ -112,7 +123,8 @@ def _operand(name: str, source: WeightSource, view: Tensor, layout: Layout, conf
     for suffix, element in parts(view):
         is_scale = suffix == "_scales"
         transforms = (*stacked, *(layout.scales if is_scale else layout.values))
-        made.append(_part(NAMES[suffix], element, view, source.scales if is_scale else source.tensors, transforms, is_scale, bool(stacked)))
+        part = _part(NAMES[suffix], element, view, source.scales if is_scale else source.tensors, transforms, is_scale, bool(stacked))
+        made.append(part.model_copy(update={"most_scale": most_scale}) if is_scale and most_scale < ALL_SCALES else part)
     return WeightOperand(name=name, kind=source.kind, parts=tuple(made))
 
 

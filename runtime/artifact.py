@@ -203,7 +203,10 @@ class Derived(Strict):
 
 
 class WeightPart(Strict):
-    """One buffer of an operand: `bytes` in memory, `shape` after the transforms, made of `tensors` in order."""
+    """One buffer of an operand: `bytes` in memory, `shape` after the transforms, made of `tensors` in order.
+
+    `most_scale` of a part of E8M0 scales is the largest byte that its kernels multiply exactly by; None where they take all.
+    """
 
     part: Name
     dtype: Element
@@ -212,6 +215,7 @@ class WeightPart(Strict):
     layout: Literal["as_stored", "packed"]
     tensors: tuple[Name, ...]
     transforms: tuple[str, ...] = ()
+    most_scale: Count | None = None
 
 
 class WeightOperand(Strict):

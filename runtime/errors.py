@@ -137,6 +137,13 @@ class TableUnavailable(WeightsError):
     remedy = "give a checkpoint folder with its tokenizer.json"
 
 
+class ScaleTooLarge(WeightsError):
+    """The fast forms of products merge scales with other powers of two; beyond a limit the sum of exponents leaves BF16."""
+
+    code, sentence = "W108", "a scale is larger than the artifact's kernels can multiply by"
+    remedy = "repair the checkpoint, or compile with tuning rows that set override to 0"
+
+
 class OtherModel(WeightsError):
     code, sentence = "W107", "the checkpoint is of another model than the artifact"
 

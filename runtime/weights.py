@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tapeout.runtime.artifact import Rotary, WeightOperand, WeightPart
 from tapeout.runtime.device.memory import NUMPY, zeroed
-from tapeout.runtime.errors import TableUnavailable, TensorMismatch, TensorMissing, ZeroScales
+from tapeout.runtime.errors import ScaleTooLarge, TableUnavailable, TensorMismatch, TensorMissing, ZeroScales
 from tapeout.runtime.transforms import NEUTRAL_SCALE, Array, transformed, transformed_shape
 
 BYTES = (np.dtype(np.uint8), np.dtype(np.int8), np.dtype(ml_dtypes.float8_e8m0fnu))
@@ -122,6 +122,8 @@ def _bound(
     if operand.derived is not None:
         return _aligned(_table(operand, part, token_map), part)
     arrays = [source.tensor(name) for name in part.tensors]
+    if part.most_scale is not None:
+        _refuse_large_scales(part, part.most_scale, arrays)
     if part.layout == "as_stored":
         return arrays[0]
     scales = part.part == "scales"
@@ -135,6 +137,13 @@ def _refuse_zero_scales(part: WeightPart, arrays: Sequence[Array]) -> None:
     for name, array in zip(part.tensors, arrays, strict=True):
         if array.size and array.dtype in BYTES and not array.view(np.uint8).any():
             raise ZeroScales(name, "byte 0 (2^-127) everywhere", "the exponents of its weight")
+
+
+def _refuse_large_scales(part: WeightPart, most: int, arrays: Sequence[Array]) -> None:
+    for name, array in zip(part.tensors, arrays, strict=True):
+        found = int(array.view(np.uint8).max(initial=0))
+        if found > most:
+            raise ScaleTooLarge(name, f"byte {found} (2^{found - 127})", f"at most byte {most} (2^{most - 127})")
 
 
 def _table(operand: WeightOperand, part: WeightPart, token_map: Callable[[], NDArray[np.int32]] | None) -> Array:

@@ -2,18 +2,22 @@
 
 Classes differ in how the work is cut and where factors are decoded, never in the order of sums: K has the same segments in all of them. Few rows:
 the bytes of the weight are all that counts, so its segments are instances of their own and many copies are under way. Many rows: products count,
-so both factors are decoded once, by launches in front. A chip with block-scaled products multiplies codes as they are.
+so factors are decoded once, by launches in front, or in registers (overrides). A chip with block-scaled products multiplies codes as they are.
 """
 
 from tapeout.codegen.kernel import Request, Schedule
 from tapeout.codegen.nvidia.block_sizes import fitting, padded, power
 from tapeout.codegen.nvidia.facts import Chip
+from tapeout.codegen.nvidia.overrides import expert_linear_sm90, linear_few_sm90, linear_many_sm90, linear_some_sm90
 from tapeout.codegen.row_values import columns_of
 from tapeout.dialects.types import Tensor
 
 SCALE_GROUP = 32
 FEW, SOME = 16, 128
 """Largest buckets of the first two classes of rows."""
+NARROW = 64
+"""Columns of a group without which products are no wgmma, and the plain forms of codes then sum 16 columns that are not next to each other:
+where the form for few rows covers a layer, it serves all buckets."""
 STEP = 64
 """A segment of K is a multiple of twice as many columns."""
 LARGE = 8 << 20
@@ -21,7 +25,9 @@ LEAST_SEGMENT, LEAST_OF_SMALL = 1024, 512
 """Columns of K that a segment of a weight of at least LARGE elements has, and of a smaller one."""
 BLOCKS_EACH = 4
 """Instances that a launch for few rows should give every multiprocessor."""
-MIXER_STEP, MIXER_SEGMENTS = 64, 80
+HEAD_COLUMNS = 1 << 16
+"""Columns of a weight that blocks of 128 and more cut into enough instances for every multiprocessor."""
+MIXER_STEP, MIXER_SEGMENTS, MIXER_GROUP, MIXER_JOINED = 64, 80, 10, 1024
 
 
 def _weight(request: Request) -> tuple[int, int, bool]:
@@ -35,6 +41,10 @@ def _weight(request: Request) -> tuple[int, int, bool]:
 def _scaled_rows(request: Request) -> bool:
     view = request.operands[0]
     return isinstance(view, Tensor) and view.number.scaling is not None
+
+
+def _is_bf16(request: Request) -> bool:
+    return all(isinstance(v, Tensor) and v.number.scaling is None and v.number.element == "bf16" for v in request.operands[:2])
 
 
 def segments(n: int, k: int, blocks: int, chip: Chip) -> int:
@@ -60,7 +70,7 @@ def linear_for(request: Request, chip: Chip, rows: int) -> Schedule:
            "total_columns": power(n, 256), "part_columns": power(k, 256), "part_rows": 1}  # fmt: skip
     if chip.scaled_products and scaled and _scaled_rows(request):
         return {**row, **_scaled_linear(k, rows, count)}
-    return {**row, **_decoded_linear(request, rows, count, block_n)}
+    return {**row, **_decoded_linear(request, chip, rows, count, block_n)}
 
 
 def _scaled_linear(k: int, rows: int, count: int) -> Schedule:
@@ -70,7 +80,7 @@ def _scaled_linear(k: int, rows: int, count: int) -> Schedule:
     return {"block_m": tokens, "block_k": block_k, "split": int(rows <= SOME and count > 1), "warps": 8, "stages": 3}
 
 
-def _decoded_linear(request: Request, rows: int, count: int, block_n: int) -> Schedule:
+def _decoded_linear(request: Request, chip: Chip, rows: int, count: int, block_n: int) -> Schedule:
     """Factors decoded to BF16."""
     n, k, scaled = _weight(request)
     width = n // request["groups"]
@@ -79,15 +89,36 @@ def _decoded_linear(request: Request, rows: int, count: int, block_n: int) -> Sc
         return power(k // count, limit, SCALE_GROUP) if not scaled or k % STEP == 0 else fitting(k, limit, SCALE_GROUP)
 
     found = {"split": int(rows <= SOME and count > 1), "ahead": int(scaled or _scaled_rows(request))}
-    if rows <= FEW:
-        return {**found, "block_m": 16, "block_k": step(2 * STEP), "decoded": 1, "warps": 4, "stages": 4}
+    few = linear_few_sm90.row(request, chip, count) if rows <= FEW or width < NARROW else None
+    if few is not None or rows <= FEW:
+        return {**found, **(few or {"block_m": 16, "block_k": step(2 * STEP), "decoded": 1, "warps": 4, "stages": 4})}
+    if rows <= SOME and _is_bf16(request):
+        return {**_bf16_linear(width, k, count, block_n), **found}
     if rows <= SOME:
-        return {**found, "block_m": 64, "block_k": step(2 * STEP), "decoded": 2, "warps": 4, "stages": 3}
+        own = linear_some_sm90.row(request, chip, count)
+        return {**found, **(own or {"block_m": 64, "block_k": step(2 * STEP), "decoded": 2, "warps": 4, "stages": 3})}
+    own = linear_many_sm90.row(request, chip, count, rows)
+    if own is not None:
+        return {**found, **own}
     if width % 128:
         return {**found, "block_m": 64, "block_k": step(STEP), "decoded": 3, "group": 8, "part_rows": 16, "warps": 4, "stages": 4}
     wide = 256 if count == 1 and width % 256 == 0 else 128
     return {**found, "block_m": 128, "block_n": wide, "block_k": step(STEP), "decoded": 3, "group": 8, "rows_first": 1, "part_rows": 16,
             "warps": 8, "stages": 3 if wide > 128 else 4}  # fmt: skip
+
+
+def _bf16_linear(width: int, k: int, count: int, block_n: int) -> Schedule:
+    """Some BF16 rows times a BF16 weight. Heads are wide and are asked for several rows of every sequence: row blocks share what a cache
+    holds of the weight. Of small weights narrow blocks make enough instances.
+    """
+    row = {"decoded": 2, "block_m": 64, "block_n": block_n, "warps": 4, "stages": 4}
+    if width >= HEAD_COLUMNS and width % 256 == 0 and k >= LEAST_SEGMENT:
+        return {**row, "block_n": 256, "block_k": power(k, STEP), "rows_first": 1, "group": 8, "warps": 8}
+    if width >= HEAD_COLUMNS and width % 128 == 0:
+        return {**row, "block_n": 128, "block_k": power(k, STEP), "warps": 8, "stages": 3}
+    if count > 1:
+        return {**row, "block_m": 32, "block_n": block_n if block_n >= 64 else min(block_n, 16), "block_k": power(k // count, 2 * STEP)}
+    return {**row, "block_k": power(k // count, 2 * STEP), "stages": 3}
 
 
 def expert_linear(request: Request, chip: Chip) -> Schedule:
@@ -97,6 +128,8 @@ def expert_linear(request: Request, chip: Chip) -> Schedule:
 
 def expert_linear_for(request: Request, chip: Chip, rows: int) -> Schedule:
     """Packed weights as stored on the left. The mean of an expert's pairs and a third make one block: they are not spread evenly."""
+    if expert_linear_sm90.why_not(request, chip) is None:
+        return expert_linear_sm90.row(request, rows)
     n, k, _ = _weight(request)
     view = request.operands[1]
     assert isinstance(view, Tensor)
@@ -113,17 +146,27 @@ def expert_linear_for(request: Request, chip: Chip, rows: int) -> Schedule:
 
 
 def mixer(request: Request, chip: Chip) -> Schedule:
-    """One panel holds all coefficients: rounded up to a power of two they lie row by row. K in segments keeps the chip busy with few rows."""
+    """The row for the largest bucket."""
+    return mixer_for(request, chip, MIXER_JOINED + 1)
+
+
+def mixer_for(request: Request, chip: Chip, rows: int) -> Schedule:
+    """One panel holds all coefficients: rounded up to a power of two they lie row by row. K in segments keeps the chip busy with few rows; with
+    many, an instance adds a group of them up (Triton 3.9 falls over sums in tensor memory that start anew)."""
     count, k, _ = _weight(request)
     whole = k // MIXER_STEP if k % MIXER_STEP == 0 else 1
     cut = max(s for s in range(1, MIXER_SEGMENTS + 1) if whole % s == 0)
-    block_k = power(k // cut, MIXER_STEP, 16)
-    row = {"block_rows": 64, "block_k": block_k, "panel": padded(count), "segments": cut, "stages": 3}
-    return {**row, "warps": 1, "part_warps": 4}  # a row is finished by one warp
+    row = {"block_k": power(k // cut, MIXER_STEP, 16), "panel": padded(count), "segments": cut, "stages": 3, "warps": 4,
+           "grouped": max(d for d in range(1, MIXER_GROUP + 1) if cut % d == 0)}  # fmt: skip
+    if rows > MIXER_JOINED:
+        return {**row, "block_rows": 128, "joined": int(not chip.tensor_memory_bytes), "finished_rows": 4, "part_warps": 8}
+    return {**row, "block_rows": 16 if rows <= FEW else 64, "joined": 0, "finished_rows": 1, "part_warps": 4}
 
 
 def for_bucket(family: str, request: Request, row: Schedule, rows: int, chip: Chip) -> Schedule:
     """The row of a bucket of `rows` rows; `row` where the family has one for all."""
     if family == "linear":
         return linear_for(request, chip, rows)
+    if family == "mixer":
+        return mixer_for(request, chip, rows)
     return expert_linear_for(request, chip, rows) if family == "expert_linear" else row

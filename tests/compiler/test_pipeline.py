@@ -82,7 +82,7 @@ NAMES_TEXT = ", ".join(PASSES)
         ("bucket-rows{buckets=[a]}", "bucket-rows{buckets=[a]}: expected numbers, as [16 128]"),
         ("bucket-rows{buckets=1,buckets=2}", "bucket-rows{buckets=2}: buckets is given twice"),
         ("plan-memory{sequences=x}", "plan-memory{sequences=x}: expected a whole number of at most 65536"),
-        ("select-kernels{tuned=[1 2]}", "select-kernels{tuned=[1 2]}: expected options target, workspace_bytes"),
+        ("select-kernels{tuned=[1 2]}", "select-kernels{tuned=[1 2]}: expected options target, workspace_bytes, drafts_each, sequences"),
     ],
 )
 def test_wrong_pass_texts(text: str, sentence: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tapeout.runtime.artifact import Derived, Rotary, TokenMap, WeightOperand, WeightPart
 from tapeout.runtime.device.memory import address
 from tapeout.runtime.errors import (
+    ScaleTooLarge,
     TableUnavailable,
     TensorMismatch,
     TensorMissing,
@@ -78,6 +79,23 @@ def test_misfits_are_refused(wanted: WeightPart, error: type[WeightsError], word
     with pytest.raises(error) as refused:
         bind_weights([operand(wanted)], stored)
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("transforms", [(), ("transpose",)])
+@pytest.mark.parametrize(("most", "fits"), [(166, True), (165, False), (None, True)])
+def test_scales_beyond_what_kernels_take_are_refused(transforms: tuple[str, ...], most: int | None, fits: bool) -> None:
+    shape = (3, 2) if transforms else (2, 3)
+    scales = part("scales", "i8", shape, "s", transforms=transforms).model_copy(update={"most_scale": most})
+    stored = Tensors(s=np.array([[0, 127, 166], [1, 2, 3]], dtype=np.uint8))
+    if fits:
+        assert bind_weights([operand(scales)], stored).parts["op", "scales"].size == 6
+        return
+    with pytest.raises(ScaleTooLarge) as refused:
+        bind_weights([operand(scales)], stored)
+    assert str(refused.value) == (
+        "[W108] a scale is larger than the artifact's kernels can multiply by - s - found byte 166 (2^39), expected at most byte 165 (2^38) - "
+        "repair the checkpoint, or compile with tuning rows that set override to 0"
+    )
 
 
 def test_all_missing_tensors_are_counted_before_any_packing() -> None:

@@ -1,50 +1,100 @@
 """Kernels written for one chip where the emitted form is far from it; chosen by the schedule row (`override`), like everything else.
 
-An override says which requests it covers and replaces the source, not the tile kernel: grid, buffers, workspaces, order and meaning stay that
-kernel's. Gluon has no interpreter, so each was compared with its tile kernel on a GPU, and names that kernel by a digest: where the definition
-has changed since, the build stops.
+An override says which requests and which launches of a kernel it covers and replaces the source, not the tile kernel: grid, buffers, workspaces,
+order and meaning stay that kernel's. Gluon has no interpreter, so each was compared with its tile kernels on a GPU, and names some of them by
+digests: where the definition has changed since, the build stops.
 """
 
 import hashlib
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Protocol
 
+from tapeout.codegen.kernel import ALL_SCALES, Buffer, Request, Schedule
 from tapeout.codegen.nvidia.emit import EmitError, Source
 from tapeout.codegen.nvidia.facts import Chip
-from tapeout.codegen.nvidia.overrides import attend_sm90
+from tapeout.codegen.nvidia.overrides import attend_sm90, expert_linear_sm90, linear_few_sm90, linear_many_sm90, linear_some_sm90
 
 if TYPE_CHECKING:
     from tapeout.codegen.lower_to_tile import TileKernel
+    from tapeout.codegen.select_kernels import Choice
 
 OVERRIDE = "override"
-BY_FAMILY = {"attend": attend_sm90}
+
+
+class Override(Protocol):
+    """What a module of this folder has."""
+
+    @property
+    def LAUNCHES(self) -> tuple[int | None, ...]:
+        """The launches it stands for: None the last one (or the only one), numbers those before it. Others are emitted."""
+
+    @property
+    def CASES(self) -> tuple[tuple[Request, Schedule], ...]:
+        """Requests and rows whose tile kernels stand for the meaning."""
+
+    @property
+    def MEANINGS(self) -> tuple[str, ...]:
+        """Digests of those tile kernels as they were when the source was checked on a GPU."""
+
+    @property
+    def MOST_SCALE(self) -> int:
+        """The largest E8M0 byte of a weight's scales that it multiplies by exactly; loaders refuse larger ones."""
+
+    def why_not(self, request: Request, chip: Chip) -> str | None:
+        """Why a request is left to the plain form; None where it is covered."""
+
+    def source(self, symbol: str, request: Request, buffers: Sequence[Buffer], row: Schedule) -> Source | None:
+        """The source under a kernel's symbol; `buffers` in launch order. None where it leaves the row's launch alone after all."""
+
+
+BY_FAMILY: Mapping[str, tuple[Override, ...]] = {
+    "attend": (attend_sm90,), "linear": (linear_few_sm90, linear_some_sm90, linear_many_sm90), "expert_linear": (expert_linear_sm90,),
+}  # fmt: skip
+"""The overrides of a family. A row's `override` is the place of one, from 1 on; 0 is the plain form."""
 
 
 def source_for(kernel: "TileKernel", chip: Chip) -> Source | None:
-    """The source that stands in for the emitted one, None where the row asks for none.
+    """The source that stands in for the emitted one, None where the row asks for none or the override leaves this launch alone.
 
-    Raises `EmitError` where the row asks for an override that does not cover the request, or whose tile kernel is not the one it was checked
+    Raises `EmitError` where the row asks for an override that does not cover the request, or whose tile kernels are not those it was checked
     against.
     """
-    if not dict(kernel.choice.schedule).get(OVERRIDE):
+    from tapeout.codegen.select_kernels import PART
+
+    row = dict(kernel.choice.schedule)
+    if not row.get(OVERRIDE):
         return None
-    own = BY_FAMILY[kernel.choice.family]
+    own = BY_FAMILY[kernel.choice.family][row[OVERRIDE] - 1]
+    if row.get(PART) not in own.LAUNCHES:
+        return None
     reason = own.why_not(kernel.choice.request, chip)
     if reason is not None:
         raise EmitError(f"kernel {kernel.symbol}: its schedule row asks for the override of {chip.name}: {reason}; set override to 0")
-    found = meaning_of(kernel.choice.family)
-    if found != own.MEANING:
-        raise EmitError(
-            f"kernel {kernel.symbol}: the override was checked against tile kernel {own.MEANING}, the definition now gives {found}; "
-            "compare it on a GPU again (tests/bench/gpu.py attend), then set MEANING"
-        )
-    return own.source(kernel.symbol, kernel.choice.request, kernel.buffers)
+    for found, checked in zip(meanings_of(kernel.choice.family, own), own.MEANINGS, strict=True):
+        if found != checked:
+            raise EmitError(
+                f"kernel {kernel.symbol}: the override was checked against tile kernel {checked}, the definition now gives {found}; "
+                "compare it on a GPU again (python -m tests.bench.gpu), then set MEANINGS"
+            )
+    return own.source(kernel.symbol, kernel.choice.request, kernel.buffers, row)
 
 
-def meaning_of(family: str) -> str:
-    """Digest of the tile kernel of an override's case, its symbol left out."""
+def most_scale(choice: "Choice") -> int:
+    """The largest E8M0 byte of its weight's scales that a choice's kernel multiplies by exactly."""
+    place = dict(choice.schedule).get(OVERRIDE)
+    return BY_FAMILY[choice.family][place - 1].MOST_SCALE if place else ALL_SCALES
+
+
+def meanings_of(family: str, own: Override) -> tuple[str, ...]:
+    """Digests of the tile kernels of an override's cases, their symbols left out."""
+    return tuple(_digest(family, request, tuple(sorted(row.items()))) for request, row in own.CASES)
+
+
+@cache
+def _digest(family: str, request: Request, row: tuple[tuple[str, int], ...]) -> str:
     from tapeout.codegen.lower_to_tile import lower
     from tapeout.codegen.select_kernels import Choice
 
-    own = BY_FAMILY[family]
-    made = lower(Choice(own.CASE, family, tuple(sorted(own.ROW.items()))))
+    made = lower(Choice(request, family, row))
     return hashlib.sha256(made.text.replace(made.symbol, family).encode()).hexdigest()[:16]

@@ -5,14 +5,11 @@ two BF16 pieces. Precondition: scales of FP8 keys lie between 2^-120 and 2^127 (
 """
 
 from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
 
-import jinja2
-
-from tapeout.codegen.kernel import Buffer, Request, Schedule, width
+from tapeout.codegen.kernel import ALL_SCALES, Buffer, Request, Schedule, width
 from tapeout.codegen.nvidia.emit import POINTERS, Source
 from tapeout.codegen.nvidia.facts import Chip
+from tapeout.codegen.nvidia.overrides.templates import template
 from tapeout.dialects.format import BF16, FP32, INT32, Q4_MAIN, Q8
 from tapeout.dialects.rows import TABLE
 from tapeout.dialects.types import Blocks, Ring, Tensor
@@ -35,9 +32,10 @@ CASE = Request(
     (("mla.attend", (("heads", HEADS), ("scale", COLUMNS**-0.5))),
      ("nn.rope", (("heads", HEADS), ("inverse", True), ("offset", 0), ("width", COLUMNS)))),
 )  # fmt: skip
-"""The request whose tile kernel stands for the meaning."""
-MEANING = "f0cbed7985b90f3e"
-"""Digest of that tile kernel as it was when the source was checked on a GPU."""
+CASES = ((CASE, ROW),)
+MEANINGS = ("f0cbed7985b90f3e",)
+MOST_SCALE = ALL_SCALES  # its scales are those of keys, not of a weight
+LAUNCHES = (None,)
 
 
 def why_not(request: Request, chip: Chip) -> str | None:
@@ -61,8 +59,8 @@ def why_not(request: Request, chip: Chip) -> str | None:
     return None
 
 
-def source(symbol: str, request: Request, buffers: Sequence[Buffer]) -> Source:
-    """The kernel's source under its symbol; `buffers` in launch order."""
+def source(symbol: str, request: Request, buffers: Sequence[Buffer], row: Schedule) -> Source:
+    """The kernel's source under its symbol; `buffers` in launch order, the row is always `ROW`."""
     entries = isinstance(request.operands[5], Blocks)
     roles = (*WINDOW_ROLES, *(ENTRY_ROLES if entries else ()), *LAST_ROLES)
     constants = {
@@ -71,15 +69,9 @@ def source(symbol: str, request: Request, buffers: Sequence[Buffer]) -> Source:
         "SCALE": request.of("mla.attend")["scale"],
     }  # fmt: skip
     given = ENTRY_ROLES if entries else ("ring_codes", "ring_scales", "window_ids", "window_counts")  # stand-ins that nothing reads
-    text = _template().render(
+    text = template("attend_sm90").render(
         name=symbol, constants=constants, arguments=roles, entries=given[:3], counts=given[3],
         registers=(SUM_REGISTERS, SUM_REGISTERS, KEY_REGISTERS),
     )  # fmt: skip
     parameters = tuple((role, POINTERS[b.element]) for role, b in zip(roles, buffers, strict=True))
     return Source(symbol, text + "\n", parameters, HEADS * COLUMNS, 0, "gluon", GROUP_WARPS)
-
-
-@cache
-def _template() -> jinja2.Template:
-    path = Path(__file__).with_name("attend_sm90.py.jinja")
-    return jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False).from_string(path.read_text())

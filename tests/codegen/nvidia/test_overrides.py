@@ -4,6 +4,7 @@ Numbers come from a GPU (`python -m tests.bench.gpu attend`): Gluon has no inter
 """
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -54,12 +55,12 @@ def test_others_are_left_to_the_plain_form(request_, chip, words):
 
 
 def test_the_tile_kernel_is_the_one_that_was_checked_on_a_gpu():
-    """If this fails, attention's definition changed: compare the override with it on a GPU again before MEANING is set anew."""
-    assert overrides.meaning_of("attend") == attend_sm90.MEANING
+    """If this fails, attention's definition changed: compare the override with it on a GPU again before MEANINGS is set anew."""
+    assert overrides.meanings_of("attend", attend_sm90) == attend_sm90.MEANINGS
 
 
 def test_another_definition_stops_the_build(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(attend_sm90, "MEANING", "0" * 16)
+    monkeypatch.setattr(attend_sm90, "MEANINGS", ("0" * 16,))
     with pytest.raises(EmitError, match="the override was checked against tile kernel 0000000000000000, the definition now gives"):
         source_for(kernel(), SM90)
 
@@ -93,3 +94,20 @@ def test_it_compiles_without_spills_to_wgmma_twice_the_same():
         assert (problems, made.report.spill_stores, made.report.stack_bytes, made.warps) == ([], 0, 0, 16)
         assert dict(made.report.instructions)["wgmma.mma_async"] == 64 and "setmaxnreg" in made.ptx
     assert found[0][0].cubin == found[1][0].cubin
+
+
+def test_at_most_a_third_of_kernel_text_is_for_one_chip():
+    """Kernel text: definitions and what they are made of, against templates and inline assembly of overrides; blank lines left out."""
+    codegen = Path(overrides.__file__).parents[2]
+    shared = [*codegen.glob("kernels/*.py"), *(codegen / name for name in ("tile_arithmetic.py", "tile_formats.py"))]
+    own = [*codegen.glob("nvidia/overrides/*.jinja"), *codegen.glob("nvidia/overrides/*_ptx.py")]
+    lines = [sum(bool(line.strip()) for path in paths for line in path.read_text().splitlines()) for paths in (own, shared)]
+    assert 3 * lines[0] <= sum(lines), f"{lines[0]} of {sum(lines)} lines are for one chip"
+
+
+@pytest.mark.parametrize(("family", "most"), [("attend", [254]), ("linear", [254, 127 + 39, 127 + 39]), ("expert_linear", [127 + 17])])
+def test_each_says_what_scales_it_takes(family: str, most: list[int]):
+    for own, wanted in zip(overrides.BY_FAMILY[family], most, strict=True):
+        for request, row in own.CASES:
+            choices = [Choice(request, family, tuple(sorted({**row, "override": used}.items()))) for used in (row["override"], 0)]
+            assert [overrides.most_scale(choice) for choice in choices] == [wanted, 254]

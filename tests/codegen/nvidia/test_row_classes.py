@@ -13,9 +13,10 @@ import pytest
 from tapeout.codegen.kernel import Request
 from tapeout.codegen.nvidia import product_schedules
 from tapeout.codegen.nvidia.facts import SM90, SM100, Chip
+from tapeout.codegen.nvidia.overrides import expert_linear_sm90
 from tapeout.codegen.nvidia.product_schedules import FEW, SOME, segments
 from tapeout.dialects import mhc, moe, nn
-from tapeout.dialects.format import BF16, FP4_WEIGHT, FP8_WEIGHT, FP32, INT32, Q8
+from tapeout.dialects.format import BF16, FP4_WEIGHT, FP8_WEIGHT, FP32, INT32, Q8, Number, decode
 from tapeout.dialects.types import Tensor
 from tests.codegen.kernels.harness import INTERPRETED, TARGET, KernelCase, Target, numbers, uneven
 from tests.codegen.kernels.test_experts import dispatched, expert_rows, fp4_weight
@@ -84,25 +85,31 @@ def test_linear_layers(n: int, k: int, groups: int, kinds: str, chip: Chip):
 
 @pytest.mark.usefixtures("ordered_products")
 def test_segments_are_of_every_class():
-    """The first case above has segments: few rows add them up in a launch of their own, many in the instance."""
+    """The first case above has segments: some rows add them up in a launch of their own, few (by the override) and many in the instance."""
     views = [Tensor((None, 512), Q8), Tensor((256, 512), FP8_WEIGHT)]
     few, some, many = (_case(partial(KernelCase, partial(nn.linear, groups=1, wide=False, out=BF16), views), SM90, rows) for rows in BUCKETS)
-    assert [len(case.kernel.before) for case in (few, some, many)] == [1, 2, 2]
+    assert [len(case.kernel.before) for case in (few, some, many)] == [0, 1, 2]
     assert "then over 4 segments" in few.kernel.order and few.kernel.order == many.kernel.order
 
 
 @pytest.mark.usefixtures("ordered_products")
 @pytest.mark.parametrize("chip", [SM90, SM100], ids=lambda chip: chip.name)
 @pytest.mark.parametrize("gathered", [True, False])
-def test_expert_products(gathered: bool, chip: Chip):
-    experts, n, k, choices = 3, 128, 256, 2
+@pytest.mark.parametrize(("n", "out"), [(128, FP32), (256, BF16)])
+def test_expert_products(n: int, out: Number, gathered: bool, chip: Chip):
+    """Shapes without an override, and with: few pairs are decoded where they are multiplied, and many are shared by instances."""
+    experts, k, choices = 3, 256, 2
     views = [Tensor((None, k), Q8) if gathered else Tensor((None, choices, k), Q8), Tensor((experts, n, k), FP4_WEIGHT),
              Tensor((None, choices), INT32), Tensor((experts + 1,), INT32)]
-    make = partial(KernelCase, partial(moe.expert_linear, gathered=gathered, out=FP32), views)
+    make = partial(KernelCase, partial(moe.expert_linear, gathered=gathered, out=out), views)
     given = expert_rows(5, k, choices, gathered), fp4_weight(3, experts, n, k), *dispatched(5, experts, choices)
     cases = _same_in_all_classes(make, chip, given)
+    if chip is SM90 and n == 256:
+        rows = [expert_linear_sm90.row(cases[0].request, bucket) for bucket in BUCKETS]
+        assert [(r["decoded"], r["block_m"], r["spread"]) for r in rows] == [(2, 16, 1), (1, 64, 2), (1, 64, 8)]
     (found,), (wanted,) = cases[0].run(INTERPRETED, *given), cases[0].meaning(*given)
-    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-3 * float(np.abs(wanted).max()))
+    atol = 1e-3 if out == FP32 else 2.0**-8
+    np.testing.assert_allclose(found.astype(np.float64), decode(wanted), rtol=atol, atol=atol * float(np.abs(decode(wanted)).max()))
 
 
 def test_the_mixer_adds_up_segments():

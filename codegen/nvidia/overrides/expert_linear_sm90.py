@@ -1,0 +1,101 @@
+"""The forms of expert products for SM90, FP4 weights and FP8 rows: which requests they cover, their schedule rows and their sources.
+
+They compute what the tile kernel of the same schedule row computes, in the same order: blocks of 128 columns, the even ones first, 16 at a time.
+Few pairs an expert: an instance decodes their rows itself. More: a launch in front decodes them once, in the order of the fragments that the
+second launch makes. Preconditions: scales of weights lie between 2^-116 and 2^17, those of rows do not exceed 2^111, counts are those of `order`.
+"""
+
+from collections.abc import Sequence
+
+from tapeout.codegen.kernel import Buffer, Request, Schedule
+from tapeout.codegen.nvidia.block_sizes import padded
+from tapeout.codegen.nvidia.emit import POINTERS, EmitError, Source
+from tapeout.codegen.nvidia.facts import Chip
+from tapeout.codegen.nvidia.overrides.templates import template
+from tapeout.codegen.row_values import columns_of
+from tapeout.dialects.format import BF16, FP4_WEIGHT, INT32, Q8
+from tapeout.dialects.types import Tensor
+
+CAPABILITY = 90
+ROWS, STEP, LONG_STEP, WARP_COLUMNS = 64, 128, 256, 256
+"""Rows of a weight that a group of four warps multiplies; columns of a step, of a step where an instance decodes rows, and of a warp that
+decodes rows in front."""
+SHORT, CROWDED = 512, 64
+"""Rows up to which blocks are small ones, because the bytes of weights still count; experts up to which one may have many times the mean."""
+IN_FRONT, HERE = 1, 2
+"""Where rows are decoded: the row's `decoded`."""
+MOST_SCALE = 144  # 2^17
+LAUNCHES = (None, 0)
+ROLES = ("x", "x_scales", "w", "w_scales", "order", "offsets", "out")
+
+
+def why_not(request: Request, chip: Chip) -> str | None:
+    """Why a request is left to the plain form; None where it is covered."""
+    if chip.capability != CAPABILITY:
+        return f"{chip.name} multiplies codes by other instructions"
+    if request.op != "moe.expert_linear":
+        return f"{request.op} is no product of experts"
+    (x, weight), result = request.operands[:2], request.results[0]
+    if not isinstance(x, Tensor) or x.number != Q8 or not isinstance(weight, Tensor) or weight.number != FP4_WEIGHT:
+        return f"x is {x} and the weight {weight}, expected FP8 rows and packed FP4"
+    if not isinstance(result, Tensor) or result.number != BF16:
+        return f"the result is {result}, expected BF16"
+    _, n, k = weight.sized(0)
+    return f"the weight is {weight}, expected rows in groups of 256 and columns in groups of {LONG_STEP}" if n % 256 or k % LONG_STEP else None
+
+
+def row(request: Request, rows: int) -> Schedule:
+    """The schedule row of a covered request's bucket of `rows` rows: a third more than the mean of an expert's pairs make one block, and several
+    instances share the pairs of an expert that more choose: it may have a pair of every row."""
+    view = request.operands[1]
+    assert isinstance(view, Tensor)
+    experts, _, k = view.sized(0)
+    pairs = 4 * rows * columns_of(request.operands[2]) / (3 * experts)
+    piece = max(p for p in (256, 512, 1024) if k % p == 0)
+    turns = k // piece if rows > 128 else 1
+    plain = {"panel": 0, "weights_first": 1, "block_k": STEP, "part_columns": piece, "part_turns": turns, "part_warps": piece // WARP_COLUMNS,
+             "override": 1, "spread": 1, "registers": 0}  # fmt: skip
+    if pairs <= 16:
+        tokens, stages = 8 if pairs <= 12 else 16, 6 if rows <= 16 else 4
+        return {**plain, "decoded": HERE, "block_m": tokens, "block_n": 64, "spread": 1 if rows <= tokens else 2, "warps": 4, "stages": stages}
+    if pairs <= 64 or rows <= SHORT:
+        tokens, most = min(64, padded(int(pairs))), 8 if experts <= CROWDED else 2
+        return {**plain, "decoded": IN_FRONT, "block_m": tokens, "block_n": 64, "spread": min(most, -(-rows // tokens)), "warps": 4, "stages": 3}
+    if pairs <= 128:
+        return {**plain, "decoded": IN_FRONT, "block_m": 128, "block_n": 256, "spread": 2, "warps": 8, "stages": 4}
+    return {**plain, "decoded": IN_FRONT, "block_m": 256, "block_n": 128, "spread": 6, "warps": 8, "stages": 3}
+
+
+def source(symbol: str, request: Request, buffers: Sequence[Buffer], row: Schedule) -> Source:
+    """The kernel's source under its symbol; `buffers` in launch order. Raises `EmitError` where the row cuts otherwise than it can."""
+    view = request.operands[1]
+    assert isinstance(view, Tensor)
+    _, n, k = view.sized(0)
+    rows, tokens, warps, part = row["block_n"], row["block_m"], row["warps"], row.get("part")
+    cut = warps == row["part_columns"] // WARP_COLUMNS if part == 0 else rows in (ROWS * warps // 4, ROWS * warps // 2)
+    if not cut or row["block_k"] != STEP or row["stages"] < 2 or row["decoded"] not in (IN_FRONT, HERE):
+        raise EmitError(f"kernel {symbol}: the override of expert products cannot cut so: {dict(row)}; set override to 0")
+    constants = {"K": k, "ROWS": n, "M": rows, "N": tokens, "STAGES": row["stages"], "WARPS": warps, "CHOICES": columns_of(request.operands[2]),
+                 "GATHERED": bool(request["gathered"]), "STEP": STEP if row["decoded"] == IN_FRONT else LONG_STEP,
+                 "CHUNK": 4 if tokens > 64 else 8, "PIECE": row["part_columns"], "TURNS": row["part_turns"]}  # fmt: skip
+    arguments = (*ROLES, *(("rows",) if len(buffers) == len(ROLES) + 2 else ()), "count")
+    text = template("expert_linear_sm90").render(
+        name=symbol, constants=constants, arguments=arguments, part=part, decoded=row["decoded"], spread=row["spread"],
+        ahead=tokens >= 256, halved=tokens >= 128, unrolled=row["stages"] if tokens <= 64 else 1,
+    )  # fmt: skip
+    parameters = tuple((role, POINTERS[b.element]) for role, b in zip(arguments, buffers, strict=True))
+    return Source(symbol, text + "\n", parameters, rows * tokens, 0, "gluon", warps)
+
+
+
+def _case(rows: int, gathered: bool) -> tuple[Request, Schedule]:
+    """A small request of the kind, with the row that its tile kernel was compared with."""
+    x = Tensor((None, 5120), Q8) if gathered else Tensor((None, 6, 5120), Q8)
+    views = (x, Tensor((16, 2304, 5120), FP4_WEIGHT), Tensor((None, 6), INT32), Tensor((17,), INT32))
+    request = Request("moe.expert_linear", (("gathered", gathered),), views, (Tensor((None, 6, 2304), BF16),))
+    return request, row(request, rows)
+
+
+CASES = (_case(1, True), _case(128, False), _case(4096, True))
+MEANINGS = ("5396a111cc06b058", "f5f0f3558ac95604", "79989d935e106519")
+"""Digests of their tile kernels as they were when the source was checked on a GPU."""

@@ -1,0 +1,215 @@
+"""The form of a linear layer for more than 16 rows on SM90 whose left factor is decoded in registers: coverage, schedule rows, source.
+
+FP8 rows with scales of 32 columns times an FP8 weight with scales of 32x32 elements. It computes what the tile kernels of the same row compute:
+segments of K from zero on, 16 columns after another, added in order. The right factor is decoded by a launch in front, and lies as the tensor
+cores read it. Preconditions: scales of the left factor lie between 2^-92 and 2^39, those of the right one below 2^86.
+"""
+
+from collections.abc import Sequence
+
+from tapeout.codegen.kernel import Buffer, Request, Schedule
+from tapeout.codegen.nvidia.emit import POINTERS, EmitError, Source
+from tapeout.codegen.nvidia.facts import Chip
+from tapeout.codegen.nvidia.overrides import linear_many_ptx as ptx
+from tapeout.codegen.nvidia.overrides.fp8_linear import CAPABILITY, shape
+from tapeout.codegen.nvidia.overrides.templates import template
+from tapeout.dialects.format import BF16, FP8_WEIGHT, Q8
+from tapeout.dialects.types import Tensor
+
+LEFT, STEP, WARPS, DECODE_COLUMNS, DECODE_ROWS = 128, 128, 8, 256, 16
+WIDEST = 160
+"""Columns of the right factor that registers hold sums and totals of."""
+PIECES = (64, 32, 16)
+"""Columns that leave through shared memory at a time."""
+LEAST_STAGES, MOST_STAGES = 2, 6
+MOST_COLUMNS, MOST_ROWS = 8192, 512
+"""A wider weight and more rows than these fill every multiprocessor with blocks of the plain form."""
+FIRST_WAVE, LATER_WAVE, LEAST_STEP, EACH_STEP, EACH_COLUMN, SHALLOW = 8.0, 5.0, 0.73, 0.45, 0.0035, 1.25
+DECODING, EACH_ELEMENT, SECOND_LAUNCH, SUM_BYTES = 1.5, 0.8e-6, 3.0, 3e6
+PLAIN_STEP, PLAIN_WIDE_STEP, PLAIN_ALONE = 0.96, 1.63, 0.9
+"""Microseconds, and bytes in one: of an instance but for its steps, of a step and of each of its columns, and what two buffers cost; of a launch
+that decodes, that adds up segments; of a step of the plain form, also in wide blocks, and what is left of it where half of the chip has nothing
+to do. Measured on an H200."""
+_Cut = tuple[float, int, Schedule]
+BARRIER_BYTES = 256
+MOST_SCALE = 166  # 2^39
+LAUNCHES, PLACE = (0, 1, None), 3
+"""The launches it stands for; its place among the overrides of linear layers."""
+_PLAIN = {"panel": 0, "weights_first": 1, "ahead": 1, "split": 0, "group": 0, "total_columns": 256, "part_columns": DECODE_COLUMNS,
+          "part_rows": DECODE_ROWS, "segments": 8, "override": PLACE, "block_k": 64, "warps": WARPS, "stages": 3}  # fmt: skip
+_CASE = Request("nn.linear", (("groups", 1), ("wide", False)), (Tensor((None, 5120), Q8), Tensor((1280, 5120), FP8_WEIGHT)),
+                (Tensor((None, 1280), BF16),))  # fmt: skip
+CASES: tuple[tuple[Request, Schedule], ...] = (
+    (_CASE, {**_PLAIN, "decoded": 4, "rows_first": 1, "block_m": LEFT, "block_n": 160, "turns": 2}),
+    (_CASE, {**_PLAIN, "decoded": 2, "rows_first": 0, "block_m": 96, "block_n": LEFT, "turns": 1}),
+)
+"""Rows of x on the left, and the weight on the left."""
+MEANINGS = ("5d6abe74f64f54d9", "dd2caa8c7133f1b7")
+"""Digests of their tile kernels as they were when the source was checked on a GPU."""
+
+
+def why_not(request: Request, chip: Chip) -> str | None:
+    """Why a request is left to the plain form; None where it is covered."""
+    if chip.capability != CAPABILITY:
+        return f"{chip.name} multiplies codes by other instructions"
+    if request.op != "nn.linear" or request["groups"] != 1:
+        return f"{request.op} of {request['groups'] if request.op == 'nn.linear' else 1} groups is no linear layer of one group"
+    (x, weight), result = request.operands[:2], request.results[0]
+    if not isinstance(weight, Tensor) or weight.number != FP8_WEIGHT or not isinstance(x, Tensor) or x.number != Q8:
+        return f"x is {x} and the weight {weight}, expected FP8 rows with scales of 32 columns and FP8 values with scales of 32x32"
+    if not isinstance(result, Tensor) or result.number != BF16:
+        return f"the result is {result}, expected BF16"
+    n, k = weight.sized(0)
+    if n % LEFT or k % DECODE_COLUMNS:
+        return f"the weight is {weight}, expected a multiple of {LEFT} rows and of {DECODE_COLUMNS} columns"
+    return None
+
+
+def row(request: Request, chip: Chip, segments: int, rows: int) -> Schedule | None:
+    """What the schedule row of a bucket of `rows` rows has instead of a plain row's entries; None where the plain form is as fast.
+
+    Many rows lie on the left: their decoding costs no launch then, and each instance takes so many blocks of columns that one wave of instances
+    is all. Of fewer rows the weight lies on the left: it is read once, as codes; segments are instances of their own where there are too few.
+    """
+    if why_not(request, chip) is not None or shape(request)[1] % (segments * STEP):
+        return None
+    n, k = shape(request)
+    if n > MOST_COLUMNS and rows > MOST_ROWS:
+        return None
+    found = [*(_rows_left(n, k, rows, chip) if segments > 1 else []), *_weight_left(n, k, rows, segments, chip)]
+    best, _, settings = min(found, key=lambda cut: cut[:2])
+    return settings if best < _plain_microseconds(n, k, rows, segments, chip) else None
+
+
+def _rows_left(n: int, k: int, rows: int, chip: Chip) -> list[_Cut]:
+    found: list[_Cut] = []
+    for tile in (t for t in range(PIECES[-1], WIDEST + 1, PIECES[-1]) if n % t == 0):
+        blocks = n // tile
+        for turns in (t for t in range(1, blocks + 1) if blocks % t == 0):
+            waves = -(-(-(-rows // LEFT) * blocks // turns) // chip.processors)
+            time = _decoding_microseconds(n * k) + _microseconds(waves, turns * k // STEP, tile)
+            settings = {**_settings(tile), "decoded": 4, "rows_first": 1, "block_m": LEFT, "block_n": tile, "turns": turns}
+            found.append((time, -turns, settings))
+    return found
+
+
+def _weight_left(n: int, k: int, rows: int, segments: int, chip: Chip) -> list[_Cut]:
+    found: list[_Cut] = []
+    for tile in range(PIECES[-1], 2 * LEFT + 1, PIECES[-1]):
+        for split in (0, 1) if segments > 1 else (0,):
+            parts = segments if split else 1
+            waves = -(-(n // LEFT * -(-rows // tile) * parts) // chip.processors)
+            time = _decoding_microseconds(rows * k) + _microseconds(waves, k // STEP // parts, tile)
+            if split:
+                time += SECOND_LAUNCH + 2 * 4 * rows * n * parts / SUM_BYTES
+            if split or tile <= WIDEST:
+                settings = {**_settings(tile), "decoded": 2, "rows_first": 0, "block_m": tile, "block_n": LEFT, "turns": 1, "split": split}
+                found.append((time, tile, settings))
+    return found
+
+
+def _microseconds(waves: int, steps: int, tile: int) -> float:
+    """Of the launch that multiplies."""
+    step = max(LEAST_STEP, EACH_STEP + tile * EACH_COLUMN) * (SHALLOW if _stages(tile) <= LEAST_STAGES else 1)
+    return FIRST_WAVE + (waves - 1) * LATER_WAVE + waves * steps * step
+
+
+def _decoding_microseconds(elements: int) -> float:
+    return DECODING + elements * EACH_ELEMENT
+
+
+def _plain_microseconds(n: int, k: int, rows: int, segments: int, chip: Chip) -> float:
+    """Of the plain form for many rows: both factors decoded in front, blocks of 128 rows times 128 columns, or 256 without segments."""
+    blocks = n / (LEFT if segments > 1 else 2 * LEFT) * -(-rows // LEFT)
+    step = (PLAIN_STEP if segments > 1 else PLAIN_WIDE_STEP) * (1 if blocks > chip.processors // 2 else PLAIN_ALONE)
+    return _decoding_microseconds(n * k) + _decoding_microseconds(rows * k) + max(1.0, blocks / chip.processors) * (k / STEP * step + DECODING)
+
+
+def _settings(tile: int) -> Schedule:
+    return {"split": 0, "group": 0, "ahead": 1, "override": PLACE, "block_k": 64, "part_columns": DECODE_COLUMNS, "part_rows": DECODE_ROWS,
+            "warps": WARPS, "stages": _stages(tile)}  # fmt: skip
+
+
+def _read_bytes(tile: int) -> int:
+    """Of a step: codes of the left factor, BF16 numbers of the right one."""
+    return LEFT * STEP + 2 * tile * STEP
+
+
+def _pieces(tile: int) -> list[int]:
+    """How the columns of a block leave: in widths that are powers of two."""
+    return [PIECES[0]] * (tile // PIECES[0]) + [p for p in PIECES[1:] if tile & p]
+
+
+def _staged_bytes(tile: int) -> int:
+    return sum(2 * LEFT * p for p in set(_pieces(tile)))
+
+
+def _stages(tile: int) -> int:
+    """Steps in shared memory."""
+    room = 227 * 1024 - BARRIER_BYTES - _staged_bytes(tile)
+    return min(MOST_STAGES, room // _read_bytes(tile))
+
+
+def source(symbol: str, request: Request, buffers: Sequence[Buffer], row: Schedule) -> Source | None:
+    """The source of a launch under its symbol, None for one that adds up segments; `buffers` in launch order. Raises `EmitError` where the
+    row cuts otherwise than it can."""
+    tile, reason = _tile(row), _cannot_cut(row, *shape(request))
+    if reason is not None:
+        raise EmitError(f"kernel {symbol}: the override for many rows finds {reason}; set override to 0")
+    if row["split"] and row.get("part") is None:
+        return None
+    arguments = ("x", "x_scales", "codes", "scales", "out", "decoded", *(("sums",) if row["split"] else ()), "count")
+    rows_left = row["decoded"] == 4
+    (left, left_scales), (right, right_scales) = (arguments[0:2], arguments[2:4]) if rows_left else (arguments[2:4], arguments[0:2])
+    given = {"name": symbol, "constants": _constants(request, row, tile), "arguments": arguments, "rows_left": rows_left, "left": left,
+             "left_scales": left_scales, "right": right, "right_scales": right_scales}  # fmt: skip
+    if row.get("part") == 0:
+        text = template("linear_many_sm90_decode").render(**given, code=ptx.decoded_pair(), tensor_maps=ptx.tensor_maps(shape(request)[1], tile))
+    else:
+        text = template("linear_many_sm90_products").render(**given, **_pieces_left(tile, rows_left, bool(row["split"])), **_words(tile))
+    parameters = tuple((name, POINTERS[b.element]) for name, b in zip(arguments, buffers, strict=True))
+    return Source(symbol, text + "\n", parameters, LEFT * tile, 0, "gluon")
+
+
+def _tile(row: Schedule) -> int:
+    """Rows of the right factor that a block takes."""
+    return row["block_n" if row["decoded"] == 4 else "block_m"]
+
+
+def _cannot_cut(row: Schedule, n: int, k: int) -> str | None:
+    """Why a row is not one of this override's."""
+    rows_left, tile = row["decoded"] == 4, _tile(row)
+    other = row["block_m" if rows_left else "block_n"]
+    if row["decoded"] not in (2, 4) or bool(row["rows_first"]) != rows_left or row["group"] or (rows_left and row["split"]):
+        return f"decoded {row['decoded']}, rows_first {row['rows_first']}, group {row['group']}, split {row['split']}"
+    if other != LEFT or tile % PIECES[-1] or not PIECES[-1] <= tile <= 2 * LEFT or n % (tile if rows_left else LEFT):
+        return f"blocks of {row['block_m']} times {row['block_n']}"
+    if k % (STEP * row["segments"]) or k % row["part_columns"] or row["part_columns"] % DECODE_COLUMNS:
+        return f"{row['segments']} segments, part_columns {row['part_columns']}"
+    if row["warps"] != WARPS or not LEAST_STAGES <= row["stages"] <= _stages(tile):
+        return f"{row['warps']} warps, {row['stages']} stages"
+    return None
+
+
+def _constants(request: Request, row: Schedule, tile: int) -> dict[str, int | bool]:
+    n, k = shape(request)
+    steps = k // STEP // row["segments"]
+    return {"N": n, "K": k, "TILE": tile, "SEGMENTS": row["segments"], "STEPS": steps, "TURNS": max(row.get("turns", 1), 1),
+            "STAGES": row["stages"], "SPLIT": bool(row["split"]), "ROWS_LEFT": row["decoded"] == 4,
+            "TURN_STEPS": steps if row["split"] else k // STEP, "PART_ROWS": row["part_rows"], "PART_COLUMNS": row["part_columns"]}  # fmt: skip
+
+
+def _pieces_left(tile: int, rows_left: bool, split: bool) -> dict[str, object]:
+    """How sums leave: pieces, their first columns, and shapes and swizzles of what they pass through."""
+    pieces = _pieces(tile)
+    shapes = {p: [LEFT, p] if rows_left else [p, LEFT] for p in sorted(set(pieces), reverse=True)}
+    staged = {} if split else {p: (shape, min(128, 2 * shape[1])) for p, shape in shapes.items()}
+    return {"pieces": pieces, "firsts": [sum(pieces[:i]) for i in range(len(pieces))], "staged": staged, "target": "sums" if split else "out"}
+
+
+def _words(tile: int) -> dict[str, object]:
+    """The PTX of the launch that multiplies."""
+    return {"copies": ptx.copies(tile), "read": ptx.read(), "read_operands": ptx.READ_OPERANDS, "acquire": ptx.acquire(), "warp": ptx.WARP,
+            "decode": [ptx.left_factor(half) for half in (0, 1)], "decode_operands": ptx.LEFT_OPERANDS, "wait": ptx.WAIT,
+            "products": [ptx.products(tile, half) for half in (0, 1)], "operands": ptx.product_operands(tile), "drain": ptx.drain(tile),
+            "drain_operands": ptx.drain_operands(tile)}  # fmt: skip

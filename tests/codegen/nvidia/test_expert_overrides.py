@@ -1,0 +1,154 @@
+"""The override for products of experts: what it covers, how rows of real shapes are cut, its decoding on numpy, what it compiles to.
+
+Its sums come from a GPU (`python -m tests.bench.gpu_meaning`): Gluon has no interpreter. That all classes take them in one order is
+test_row_classes.py's matter.
+"""
+
+import re
+from dataclasses import replace
+from itertools import product
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tapeout.codegen.kernel import Request
+from tapeout.codegen.lower_to_tile import TileKernel, lower
+from tapeout.codegen.nvidia import overrides
+from tapeout.codegen.nvidia.emit import EmitError
+from tapeout.codegen.nvidia.facts import SM90, SM100
+from tapeout.codegen.nvidia.overrides import expert_linear_sm90, source_for
+from tapeout.codegen.nvidia.product_schedules import expert_linear_for
+from tapeout.codegen.select_kernels import Choice, in_launches
+from tapeout.dialects.format import BF16, FP4_WEIGHT, FP8_WEIGHT, FP32, INT32, Q8
+from tapeout.dialects.types import Tensor
+from tests.codegen.nvidia import ptx
+from tests.codegen.nvidia.compiling import compiled, jobs
+
+UP, DOWN = (2304, 5120), (5120, 2304)
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def request(shape=UP, experts=16, choices=6, x=Q8, weight=FP4_WEIGHT, out=BF16) -> Request:
+    n, k = shape
+    rows = Tensor((None, k), x) if shape == UP else Tensor((None, choices, k), x)
+    views = (rows, Tensor((experts, n, k), weight), Tensor((None, choices), INT32), Tensor((experts + 1,), INT32))
+    return Request("moe.expert_linear", (("gathered", shape == UP),), views, (Tensor((None, choices, n), out),))
+
+
+def kernels(one: Request, rows: int, **settings: int) -> list[TileKernel]:
+    row = {**expert_linear_for(one, SM90, rows), **settings}
+    return [lower(choice) for choice in in_launches(Choice(one, "expert_linear", tuple(sorted(row.items()))))]
+
+
+@pytest.mark.parametrize(("rows", "experts", "wanted"), [
+    (1, 16, (2, 8, 1)), (16, 16, (2, 8, 2)), (64, 16, (1, 32, 2)), (128, 16, (1, 64, 2)), (320, 16, (1, 64, 5)), (4096, 16, (1, 256, 6)),
+    (64, 384, (2, 8, 2)), (4096, 384, (1, 128, 2))])  # fmt: skip
+def test_the_mean_of_an_experts_pairs_chooses_the_form(rows: int, experts: int, wanted: tuple[int, int, int]):
+    row = expert_linear_for(request(experts=experts), SM90, rows)
+    assert (row["decoded"], row["block_m"], row["spread"], row["override"]) == (*wanted, 1)
+
+
+def test_any_number_of_rows_has_a_row_that_can_be_cut():
+    for shape, experts, rows in product((UP, DOWN), (16, 384), (1, 5, 16, 80, 128, 320, 640, 4096, 8192)):
+        assert all(source_for(kernel, SM90) is not None for kernel in kernels(request(shape, experts), rows))
+
+
+@pytest.mark.parametrize(("one", "chip", "words"), [
+    (request(), SM100, "sm100 multiplies codes by other instructions"),
+    (replace(request(), op="nn.linear"), SM90, "nn.linear is no product of experts"),
+    (request(x=BF16), SM90, "expected FP8 rows and packed FP4"),
+    (request(weight=FP8_WEIGHT), SM90, "expected FP8 rows and packed FP4"),
+    (request(out=FP32), SM90, "expected BF16"),
+    (request((128, 256)), SM90, "expected rows in groups of 256 and columns in groups of 256"),
+    (request((256, 384)), SM90, "expected rows in groups of 256 and columns in groups of 256"),
+])  # fmt: skip
+def test_others_are_left_to_the_plain_form(one: Request, chip, words: str):
+    assert words in expert_linear_sm90.why_not(one, chip)
+    if one.op == "moe.expert_linear":
+        assert not expert_linear_for(one, chip, 16).get("override")
+
+
+def test_the_tile_kernels_are_those_that_were_checked_on_a_gpu():
+    """If this fails, the definition changed: compare on a GPU (tests/bench/gpu_meaning.py) before MEANINGS is set anew."""
+    assert overrides.meanings_of("expert_linear", expert_linear_sm90) == expert_linear_sm90.MEANINGS
+
+
+def test_another_definition_stops_the_build(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(expert_linear_sm90, "MEANINGS", (*expert_linear_sm90.MEANINGS[:2], "0" * 16))
+    with pytest.raises(EmitError, match="the override was checked against tile kernel 0000000000000000, the definition now gives"):
+        source_for(kernels(request(), 16)[0], SM90)
+
+
+@pytest.mark.parametrize("settings", [{"block_n": 32}, {"warps": 8}, {"block_k": 256}, {"stages": 1}, {"decoded": 0}])
+def test_a_row_that_cuts_otherwise_is_refused(settings: dict[str, int]):
+    with pytest.raises(EmitError, match="the override of expert products cannot cut so"):
+        source_for(kernels(request(), 16, **settings)[-1], SM90)
+
+
+def test_without_the_entry_the_plain_form_is_emitted():
+    assert [source_for(kernel, SM90) for kernel in kernels(request(), 128, override=0)] == [None, None]
+
+
+def test_the_source_names_its_kernel_and_has_the_requests_numbers():
+    (few,), (front, some) = kernels(request(), 16), kernels(request(DOWN), 128)
+    for made, arguments, words in (
+        (few, "order, offsets, out, rows, count", "GATHERED = gl.constexpr(True)"),
+        (some, "order, offsets, out, rows, count", "N = gl.constexpr(64)"),
+        (front, "order, offsets, out, rows, count", "PIECE = gl.constexpr(256)"), (kernels(request(DOWN), 16)[0], "order, offsets, out, count", ""),
+    ):  # fmt: skip
+        source = source_for(made, SM90)
+        assert source is not None and (source.name, source.language) == (made.symbol, "gluon")
+        assert f"def {made.symbol}(x, x_scales, w, w_scales, {arguments}):" in source.text and words in source.text and "{{" not in source.text
+        assert len(source.parameters) == len(made.buffers) and source == source_for(made, SM90)
+
+
+def _inline(text: str, function: str, number: int) -> str:
+    body = text[text.index(f"def {function}(") :]
+    return re.findall(r'inline_asm_elementwise\(\s*"""(.*?)"""', body, re.S)[number]
+
+
+def _text(rows: int) -> str:
+    source = source_for(kernels(request(), rows)[0], SM90)
+    assert source is not None
+    return source.text
+
+
+@pytest.mark.parametrize("scale", [11, 100, 127, 144])
+def test_weights_are_exact_and_kept_small(scale: int):
+    """All pairs of codes of a word that can meet, times 2^(scale - 127), times 2^-16."""
+    codes = np.random.default_rng(scale).integers(0, 16, (4096, 8))
+    codes[:16] = np.arange(16)[:, None]
+    words = (codes << 4 * np.arange(8)).sum(1).astype(np.uint32)
+    text = _text(16)
+    scales = np.full(4096, scale * 0x01010101, np.uint32)
+    factors = ptx.run(_inline(text, "_decoded_weights", 0), [scales], [4] * 4, 1)
+    for factor in factors:
+        found = ptx.run(_inline(text, "_decoded_weights", 1), [words, factor], [4] * 4, 1)
+        for pair, places in zip(found, ((0, 4), (2, 6), (1, 5), (3, 7)), strict=True):
+            wanted = E2M1[codes[:, places]] * 2.0 ** (scale - 127 - 16)
+            np.testing.assert_array_equal(pair.view(ml_dtypes.bfloat16).astype(np.float64).reshape(-1, 2), wanted)
+
+
+@pytest.mark.parametrize("scale", [0, 1, 100, 127, 200])
+def test_rows_are_exact_and_kept_large(scale: int):
+    codes = np.random.default_rng(scale).integers(0, 256, (2048, 8)).astype(np.uint8)
+    codes[codes & 0x7F == 0x7F] = 0  # NaN: no encoder makes one
+    low, high = (codes[:, half].copy().view(np.uint32).reshape(-1) for half in (slice(0, 4), slice(4, 8)))
+    body = _inline(_text(16), "_decoded_rows", 0).replace("$5", "$6").replace("mov.b64 {a, b}, $4;", "mov.b32 a, $4; mov.b32 b, $5;")
+    found = ptx.run(body, [low, high, np.full(2048, scale, np.uint32)], [4] * 4, 1)
+    for pair, places in zip(found, ((0, 4), (2, 6), (1, 5), (3, 7)), strict=True):
+        wanted = codes[:, places].copy().view(ml_dtypes.float8_e4m3fn).astype(np.float64) * 2.0 ** (scale - 127 + 16)
+        np.testing.assert_array_equal(pair.view(ml_dtypes.bfloat16).astype(np.float64).reshape(-1, 2), wanted)
+
+
+def test_it_compiles_without_spills_twice_the_same():
+    cases = [(UP, 16, 16), (UP, 16, 16), (DOWN, 64, 16), (UP, 4096, 384), (DOWN, 4096, 16)]
+    made = [kernel for shape, rows, experts in cases for kernel in kernels(request(shape, experts), rows)]
+    found = [(kernel, problems) for _, kernel, problems in compiled(jobs(made, "sm90"))]
+    for kernel, problems in found:
+        assert not isinstance(kernel, str), kernel
+        assert (problems, kernel.report.spill_stores, kernel.report.stack_bytes) == ([], 0, 0)
+        assert kernel.shared_bytes <= SM90.shared_bytes_per_block
+    assert [bool(dict(kernel.report.instructions).get("wgmma.mma_async")) for kernel, _ in found] == [False] * 2 + [False, True] * 3
+    assert "ldmatrix" in found[0][0].ptx and "mma.sync" in found[0][0].ptx and found[0][0].cubin == found[1][0].cubin

@@ -1,0 +1,154 @@
+"""The override for linear layers of some rows: what it covers, how rows of the slice's shapes are cut, its inline instructions, what it compiles to.
+
+Its numbers come from a GPU (`python -m tests.bench.gpu`): Gluon has no interpreter.
+"""
+
+import re
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tapeout.codegen.kernel import Request
+from tapeout.codegen.lower_to_tile import TileKernel, lower
+from tapeout.codegen.nvidia import overrides
+from tapeout.codegen.nvidia.emit import EmitError
+from tapeout.codegen.nvidia.facts import SM90, SM100
+from tapeout.codegen.nvidia.overrides import linear_some_sm90, source_for
+from tapeout.codegen.nvidia.product_schedules import linear_for
+from tapeout.codegen.select_kernels import Choice, in_launches
+from tapeout.dialects.format import BF16, FP8_WEIGHT, FP32, Q8
+from tapeout.dialects.types import Tensor
+from tests.codegen.nvidia import ptx
+from tests.codegen.nvidia.compiling import compiled, jobs
+
+SHAPES = {
+    (25600, 6144, 1): (256, 0), (5120, 15360, 1): (320, 1), (5120, 8192, 1): (320, 1), (32768, 1280, 1): (256, 0), (2304, 5120, 1): (128, 1),
+    (5120, 2304, 1): (128, 1), (1280, 5120, 1): (128, 1), (4096, 1280, 1): (64, 1), (512, 5120, 1): (64, 1), (8192, 4096, 8): (256, 1),
+}  # fmt: skip
+"""Rows of the weight in an instance, whether K is split."""
+
+
+def request(n: int, k: int, groups: int = 1, x=None, out=BF16, weight=FP8_WEIGHT) -> Request:
+    number = x or (Q8 if groups == 1 else BF16)
+    return Request("nn.linear", (("groups", groups), ("wide", False)), (Tensor((None, k * groups), number), Tensor((n, k), weight)),
+                   (Tensor((None, n), out),))  # fmt: skip
+
+
+def kernels(one: Request, **settings: int) -> list[TileKernel]:
+    """One for each launch."""
+    row = {**linear_for(one, SM90, 64), **settings}
+    return [lower(part) for part in in_launches(Choice(one, "linear", tuple(sorted(row.items()))))]
+
+
+@pytest.mark.parametrize(("shape", "cut"), SHAPES.items())
+def test_shapes_of_the_slice_are_cut_to_fill_the_chip(shape: tuple[int, int, int], cut: tuple[int, int]):
+    row, many = linear_for(request(*shape), SM90, 64), linear_for(request(*shape), SM90, 4096)
+    assert (row["block_n"], row["split"], row["override"]) == (*cut, 2) and row["segments"] == many["segments"]
+    instances = shape[0] // row["block_n"] * (row["segments"] if row["split"] else 1)
+    assert SM90.processors * 0.45 < instances <= SM90.processors
+
+
+@pytest.mark.parametrize(("rows", "place"), [(16, 1), (17, 2), (128, 2)])
+def test_few_rows_have_rows_of_their_own(rows: int, place: int):
+    assert linear_for(request(1280, 5120), SM90, rows)["override"] == place
+
+
+@pytest.mark.parametrize(("one", "chip", "words"), [
+    (request(256, 512), SM100, "sm100 multiplies codes by other instructions"),
+    (request(256, 512, out=FP32), SM90, "expected FP8 or BF16 rows and a BF16 result"),
+    (request(256, 512, weight=BF16), SM90, "expected FP8 values with scales of 32x32"),
+    (request(256, 96), SM90, "a multiple of 128 columns"),
+    (request(192, 512, 6), SM90, "expected groups of a multiple of 64 rows"),
+    (replace(request(256, 512), op="nn.fused:linear"), SM90, "nn.fused:linear is no linear layer"),
+])  # fmt: skip
+def test_others_are_left_to_the_plain_form(one: Request, chip, words: str):
+    assert words in linear_some_sm90.why_not(one, chip)
+    assert linear_some_sm90.row(one, chip, 1) is None
+
+
+def test_segments_of_odd_steps_are_left_to_the_plain_form():
+    assert linear_some_sm90.row(request(256, 384), SM90, 2) is None and linear_some_sm90.row(request(256, 384), SM90, 3) is not None
+
+
+def test_the_tile_kernels_are_those_that_were_checked_on_a_gpu():
+    """If this fails, the linear layer's definition changed: compare on a GPU (tests/bench/gpu_meaning.py) before MEANINGS is set anew."""
+    assert overrides.meanings_of("linear", linear_some_sm90) == linear_some_sm90.MEANINGS
+
+
+def test_another_definition_stops_the_build(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(linear_some_sm90, "MEANINGS", ("0" * 16, *linear_some_sm90.MEANINGS[1:]))
+    with pytest.raises(EmitError, match="the override was checked against tile kernel 0000000000000000, the definition now gives"):
+        source_for(kernels(request(1280, 5120))[0], SM90)
+
+
+@pytest.mark.parametrize("settings", [{"block_n": 96}, {"block_n": 64}, {"part_warps": 8}, {"block_m": 32}])
+def test_a_row_that_cuts_otherwise_is_refused(settings: dict[str, int]):
+    with pytest.raises(EmitError, match=r"the override for some rows cannot cut so: block_m \d+, block_n \d+, segments 8"):
+        source_for(kernels(request(1280, 5120), **settings)[0], SM90)
+
+
+def test_the_launch_that_adds_up_is_emitted():
+    segments, total = kernels(request(1280, 5120))
+    assert source_for(segments, SM90) is not None and source_for(total, SM90) is None
+    assert [source_for(k, SM90) for k in kernels(request(1280, 5120), override=0)] == [None, None]
+
+
+def test_the_source_names_its_kernel_and_has_the_requests_numbers():
+    made = kernels(request(5120, 8192))[0]
+    source = source_for(made, SM90)
+    assert source is not None and (source.name, source.language, source.first_warps) == (made.symbol, "gluon", 4)
+    assert f"def {made.symbol}(x, x_scales, w, w_scales, y, sums, count):" in source.text and "EACH = gl.constexpr(1024)" in source.text
+    assert [kind for _, kind in source.parameters] == ["*fp8e4nv", "*i8", "*fp8e4nv", "*i8", "*bf16", "*fp32", "*i32"]
+    assert source == source_for(made, SM90) and "{{" not in source.text
+    grouped = source_for(kernels(request(8192, 4096, 8))[0], SM90)
+    assert grouped is not None and "PITCH = gl.constexpr(32768)" in grouped.text and "(x, w, w_scales, y, sums, count)" in grouped.text
+    (whole,) = kernels(request(25600, 6144))
+    source = source_for(whole, SM90)
+    assert source is not None and "total.store(acc)" in source.text and "PITCH_OUT = gl.constexpr(25600)" in source.text
+
+
+def _inline(shape: tuple[int, int, int], function: str) -> str:
+    source = source_for(kernels(request(*shape))[0], SM90)
+    assert source is not None
+    found = re.search(rf'def {function}\(.*?inline_asm_elementwise\(\s*"""(.*?)"""', source.text, re.S)
+    assert found is not None
+    return found[1]
+
+
+def _codes() -> np.ndarray:
+    codes = np.arange(256, dtype=np.uint8)
+    codes[[0x7F, 0xFF]] = 0  # NaN: no encoder makes one
+    return codes
+
+
+@pytest.mark.parametrize(("function", "up", "scales"), [("_x_put", 0x1000, (-80, 0, 86)), ("_left", 0x2C00, (-92, 0, 39))])
+def test_decoded_codes_are_exact(function: str, up: int, scales: tuple[int, ...]):
+    """Odd codes of a word first, x times 2^32 and weights times 2^-32, for every code and at the ends of what scales may be."""
+    codes, shift = _codes(), 32 if function == "_x_put" else -32
+    for scale in scales:
+        factor = np.full(64, ((scale + 127 << 7) + up) * 0x10001, np.uint32)
+        found = ptx.run(_inline((1280, 5120, 1), function), [codes.view(np.uint32), factor], [4, 4], 1)
+        for pairs, places in zip(found, ((1, 3), (0, 2)), strict=True):
+            wanted = codes.reshape(-1, 4)[:, places].copy().view(ml_dtypes.float8_e4m3fn).astype(np.float64) * 2.0 ** (scale + shift)
+            np.testing.assert_array_equal(pairs.view(ml_dtypes.bfloat16).astype(np.float64).reshape(-1, 2), wanted)
+
+
+def test_rows_in_bf16_are_put_in_the_same_order():
+    numbers = (np.random.default_rng(1).standard_normal(256) * 2.0 ** np.arange(-128, 128).clip(-60, 90)).astype(ml_dtypes.bfloat16)
+    words = numbers.view(np.uint32).reshape(-1, 2)
+    found = ptx.run(_inline((8192, 4096, 8), "_x_put"), [words[:, 0].copy(), words[:, 1].copy()], [4, 4], 1)
+    for pairs, places in zip(found, ((1, 3), (0, 2)), strict=True):
+        wanted = numbers.reshape(-1, 4)[:, places].astype(np.float64) * 2.0**32
+        np.testing.assert_array_equal(pairs.view(ml_dtypes.bfloat16).astype(np.float64).reshape(-1, 2), wanted)
+
+
+def test_it_compiles_without_spills_to_wgmma_twice_the_same():
+    shapes = [(1280, 5120, 1), (1280, 5120, 1), (8192, 4096, 8), (25600, 6144, 1), (5120, 8192, 1)]
+    found = [(made, problems) for _, made, problems in compiled(jobs([kernels(request(*shape))[0] for shape in shapes], "sm90"))]
+    for (made, problems), groups in zip(found, (2, 2, 4, 4, 5), strict=True):
+        assert not isinstance(made, str), made
+        assert (problems, made.report.spill_stores, made.report.spill_loads) == ([], 0, 0)
+        assert dict(made.report.instructions)["wgmma.mma_async"] == 8 * groups and "ldmatrix" in made.ptx and "cp.async.cg" in made.ptx
+    assert found[0][0].cubin == found[1][0].cubin
