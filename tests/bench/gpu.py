@@ -1,120 +1,33 @@
 """The GPU suite: `python -m tests.bench.gpu run ARTIFACT WEIGHTS [--expected FILE] [--json FILE]` on a GPU host, from copied folders.
 
 Prints greedy tokens against the CPU's (a file that `python -m tests.bench.gpu expect ARTIFACT WEIGHTS -o FILE` makes), the time of a step,
-and for every kernel its time, bytes and operations against ceilings measured in the same run. Times are of graph replays, between events;
-`cold` clears more memory than the second-level cache holds before every launch. PyTorch, if there, measures the matrix ceiling and nothing
-else. The runtime and these files are all it needs: no compiler, no Triton.
+for every kernel its time, bytes and operations against ceilings measured in the same run, attention with full lists, and the floors. PyTorch,
+if there, measures the matrix ceiling and nothing else. The runtime and these files are all it needs: no compiler, no Triton.
 """
 
 import argparse
 import json
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tapeout.runtime.artifact import Artifact, Launch
+from tapeout.runtime.artifact import Artifact
 from tapeout.runtime.artifact_set import open_artifact
-from tapeout.runtime.device import Call, open_device
-from tapeout.runtime.device.cuda import CudaDevice
-from tapeout.runtime.program import Draw, LoadedPrograms, Part, StepRows
+from tapeout.runtime.device import open_device
+from tapeout.runtime.program import Draw, LoadedPrograms, StepRows
 from tests.bench.gpu_attention import attention, show_attention
-from tests.bench.gpu_floors import reached, summary
+from tests.bench.gpu_floors import ATTENDED, FEW, attention_floors, show_floors
+from tests.bench.gpu_kernels import filled, kernels, show_step
+from tests.bench.gpu_timing import MeasuredDevice, ceilings, empty_kernel_us, timed
 from tests.bench.greedy import Answer, answers, compared, last_logits, load_programs, prompts_of
 
 PROMPTS, TOKENS, LONGEST = 64, 32, 48
-COPY_BYTES = 2 << 30
-CLEARED_BYTES = 192 << 20  # of memory that pushes everything else out of the second-level cache
-IN_A_GRAPH, REPEATS = 8, 5
-MATRIX = 8192
-OPERATIONS = ("fp4", "fp8", "bf16", "f32")
-
-
-class MeasuredDevice(CudaDevice):
-    """The device as it is, and graphs in which memory is cleared before every launch."""
-
-    clears: tuple[int, int, int] | None = None
-    launched = 0
-
-    def _launch(self, call: Call) -> None:
-        if self.clears is not None and self.launched % self.clears[2] == 0:
-            self._driver("cuMemsetD8Async", self.clears[0], 0, self.clears[1], self._stream)
-        self.launched += 1
-        super()._launch(call)
-
-    def cleared(self, calls: Sequence[Call], start: int, size: int, each: int) -> Any:
-        """A graph that clears `size` bytes before every `each` calls."""
-        self.clears, self.launched = (start, size, each), 0
-        try:
-            return self.table(calls, copies=False)
-        finally:
-            self.clears = None
-
-    def memory_seconds(self, size: int, source: int | None = None) -> float:
-        """Seconds of one clearing of `size` bytes, or of one copy within the GPU."""
-        to = self._allocated(size, "measurement")
-        driver, stream = self._driver, self._stream
-        driver("cuStreamBeginCapture", stream, driver.module.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
-        for _ in range(IN_A_GRAPH):
-            if source is None:
-                driver("cuMemsetD8Async", to, 0, size, stream)
-            else:
-                driver("cuMemcpyDtoDAsync", to, source, size, stream)
-        executable = driver("cuGraphInstantiate", driver("cuStreamEndCapture", stream), 0)
-        return self._replayed(executable) / IN_A_GRAPH
-
-    def _replayed(self, executable: Any) -> float:
-        from tapeout.runtime.device.cuda import GraphTable
-
-        return timed(self, GraphTable(executable, ()))
-
-
-def timed(device: CudaDevice, table: Any) -> float:
-    """Median seconds of one replay, after a warm one."""
-    device.run(table)
-    return float(np.median([device.seconds(table, 3) for _ in range(REPEATS)]))
-
-
-# -- ceilings
-
-
-def ceilings(device: MeasuredDevice) -> dict[str, float | None]:
-    """Bytes a second of a copy (read plus written; the driver's or PyTorch's, whichever is faster) and operations a second of a large bf16
-    product (None without PyTorch)."""
-    source = device.memory(COPY_BYTES, "measurement").address
-    copy, matmul = _torch_ceilings()
-    return {"copy": max(copy, 2 * COPY_BYTES / device.memory_seconds(COPY_BYTES, source)), "matmul": matmul}
-
-
-def _torch_ceilings() -> tuple[float, float | None]:
-    try:
-        import torch
-    except ImportError:
-        return 0.0, None
-    factors = [torch.randn(MATRIX, MATRIX, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
-    moved = [torch.empty(COPY_BYTES, device="cuda", dtype=torch.uint8) for _ in range(2)]
-    copy = 2 * COPY_BYTES / _torch_seconds(lambda: moved[0].copy_(moved[1]))
-    matmul = 2 * MATRIX**3 / _torch_seconds(lambda: factors[0] @ factors[1])
-    return copy, matmul
-
-
-def _torch_seconds(work: Callable[[], Any], repeats: int = 10) -> float:
-    import torch
-
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-    for _ in range(3):
-        work()
-    marks[0].record()
-    for _ in range(repeats):
-        work()
-    marks[1].record()
-    torch.cuda.synchronize()
-    return float(marks[0].elapsed_time(marks[1])) / 1e3 / repeats
 
 
 # -- correctness
@@ -150,99 +63,48 @@ def correctness(programs: LoadedPrograms, expected: dict[str, Any]) -> dict[str,
     return {**out, **distances, "seconds": time.perf_counter() - started}
 
 
-# -- steps and kernels
-
-
-def filled(programs: LoadedPrograms, rows: int, position: int) -> tuple[Part, ...]:
-    """Loads a step of `rows` rows, one a sequence where there are enough slots, and runs it; the parts that it ran."""
-    options = programs.artifact.manifest.options
-    each = -(-rows // min(rows, options.max_sequences))
-    step = StepRows()
-    for slot in range(-(-rows // each)):
-        count = min(each, rows - slot * each)
-        tokens = [int(t) for t in np.random.default_rng(slot).integers(3, 259, count)]
-        step.add(slot, position, tokens)
-    ends = {slot: number for number, slot in enumerate(step.slots)}
-    step.outputs += list(ends.values())[: options.max_outputs]
-    step.draws += [Draw(0.0, -1, 1.0, 0, slot, position + each) for slot in list(ends)[: options.max_outputs]]
-    drafting = programs.has_draft
-    programs.step(step, drafting=drafting)
-    bucket, outputs = programs.bucket(rows), len(step.outputs)
-    parts: list[Part] = [("encoder", bucket), ("decoder", bucket), ("sample", programs.bucket(outputs))]
-    return (*parts, ("draft", programs.draft_bucket(outputs))) if drafting else tuple(parts)
-
-
-def quantities(launch: Launch, counts: dict[str, float]) -> dict[str, float]:
-    """Bytes and operations of a launch at run-time counts (`entries` and `experts` among them)."""
-    return {
-        name: sum(value * float(np.prod([counts.get(key, 1.0) for key in term.split("*") if key != "fixed"])) for term, value in terms.items())
-        for name, terms in launch.cost.items()
-    }
-
-
-def kernels(programs: LoadedPrograms, device: MeasuredDevice, rows: int, position: int, tops: dict[str, float | None]) -> dict[str, Any]:
-    """Times of a step of `rows` rows and of its kernels, each launched alone on the step's own data, with the launches that its op puts in front."""
-    parts = filled(programs, rows, position)
-    whole = device.table([call for part in parts for call in programs.calls(part)])
-    config: Any = programs.artifact.manifest.model.config["text_config"]
-    outputs = min(rows, programs.artifact.manifest.options.max_sequences)
-    experts = min(config["n_routed_experts"], rows * config["num_experts_per_tok"])
-    counts = {"rows": rows, "kept": rows, "outputs": outputs, "sequences": outputs, "drafts": outputs * programs.artifact.draft_block,
-              "entries": position, "experts": experts}  # fmt: skip
-    clear = device.memory(CLEARED_BYTES, "measurement").address
-    clearing = device.memory_seconds(CLEARED_BYTES)
-    launches = [(launch, call) for part in parts for launch, call in zip(programs.launches(*part), programs.calls(part), strict=True)]
-    groups: dict[int, list[int]] = defaultdict(list)
-    for place, (launch, _) in enumerate(launches):
-        if not _is_part(launches, place):
-            groups[launch.kernel].append(place)
-    table = []
-    for number, places in groups.items():
-        middle = places[len(places) // 2]
-        first, call = launches[middle]
-        start = next(p for p in range(middle, -1, -1) if p == 0 or not _is_part(launches, p - 1))
-        device.run(device.table([call for _, call in launches[:start]]))  # the arena is as this op finds it
-        calls = [replace(one, after=None) for _, one in launches[start : middle + 1]]  # one after the other
-        hot = timed(device, device.table(calls * IN_A_GRAPH, copies=False)) / IN_A_GRAPH
-        cold = timed(device, device.cleared(calls * IN_A_GRAPH, clear, CLEARED_BYTES, len(calls))) / IN_A_GRAPH - clearing
-        table.append(_row(programs.artifact, number, len(places), call, quantities(first, counts), (hot, cold), tops))
-    table.sort(key=lambda row: -row["cold_us"] * row["launches"])
-    return {"rows": rows, "position": position, "step_us": 1e6 * timed(device, whole), "launches": len(launches),
-            "sum_cold_us": sum(r["cold_us"] * r["launches"] for r in table), "sum_hot_us": sum(r["hot_us"] * r["launches"] for r in table),
-            "kernels": table}  # fmt: skip
-
-
-def _is_part(launches: Sequence[tuple[Launch, Call]], place: int) -> bool:
-    """Whether a launch only prepares the next one: the same op's, whose cost stands on its last launch."""
-    launch, _ = launches[place]
-    return not launch.cost and place + 1 < len(launches) and launches[place + 1][0].buffers == launch.buffers
-
-
-def _row(artifact: Artifact, number: int, launches: int, call: Call, cost: dict[str, float], seconds: tuple[float, float],
-         tops: dict[str, float | None]) -> dict[str, Any]:  # fmt: skip
-    kernel = artifact.manifest.kernels[number]
-    moved = cost.get("read", 0.0) + cost.get("written", 0.0)
-    work = sum(cost.get(kind, 0.0) for kind in OPERATIONS)
-    hot, cold = seconds
-    copy, matmul = tops["copy"], tops["matmul"]
-    binary = kernel.binary
-    return {
-        "kernel": kernel.symbol, "family": kernel.family, "op": kernel.op, "variant": kernel.variant, "launches": launches,
-        "grid": list(call.grid or ()),
-        "hot_us": 1e6 * hot, "cold_us": 1e6 * cold, "bytes": moved, "operations": work,
-        "copy_share": moved / cold / copy if copy and cold > 0 else None,
-        "matmul_share": work / hot / matmul if matmul and hot > 0 else None,
-        "registers": binary.registers if binary else None, "spills": binary.spills if binary else None,
-        "occupancy": binary.occupancy if binary else None,
-    }  # fmt: skip
-
-
 def empty_us(programs: LoadedPrograms, device: MeasuredDevice) -> float:
     """Microseconds of a launch that has nothing to do: the smallest kernel of a step without rows."""
     programs.load(StepRows())
     device.upload(programs._inputs, programs._inputs_bytes)
     calls = programs.calls(("encoder", programs.artifact.buckets[0]))
     return min(1e6 * timed(device, device.table([replace(call, after=None)] * 64, copies=False)) / 64 for call in calls[:12])
+
+
+# -- bits
+
+
+def same_in_every_bucket(programs: LoadedPrograms) -> dict[str, Any]:
+    """Whether a decoded row has the same logits, token and drafts, bit for bit, among as many rows as each bucket holds, and in which not."""
+    (prompt,) = prompts_of(1, min(LONGEST, programs.artifact.buckets[-1]), seed=3)
+    first = StepRows()
+    first.add(0, 0, prompt)
+    programs.forward(first)
+    seen: dict[int, tuple[bytes, ...]] = {}
+    for bucket in programs.artifact.buckets:
+        rows = _among(programs, bucket, len(prompt))
+        programs.step(rows, drafting=programs.has_draft, logits=True)
+        names = ("logits", "sampled", *(("drafts", "confidences") if programs.has_draft else ()))
+        seen[bucket] = tuple(programs.array(name)[0].tobytes() for name in names)
+    return {"buckets": list(seen), "different": [bucket for bucket, bits in seen.items() if bits != seen[programs.artifact.buckets[0]]]}
+
+
+def _among(programs: LoadedPrograms, count: int, position: int) -> StepRows:
+    """The next row of slot 0 in the middle of `count` rows of other sequences; every sequence asks for its last row's logits, slot 0 first."""
+    options, rows, ends = programs.artifact.manifest.options, StepRows(), {}
+    others = min(options.max_sequences, count) - 1
+    spread = [len(part) for part in np.array_split(np.arange(count - 1), others)] if others else []
+    for place in range(others + 1):
+        if place == others // 2:
+            rows.add(0, position, [77])
+            ends[0] = len(rows.tokens) - 1
+        if place < others:
+            rows.add(place + 1, 0, [int(t) for t in np.random.default_rng(place).integers(3, 259, spread[place])])
+            ends[place + 1] = len(rows.tokens) - 1
+    for slot in sorted(ends):
+        rows.outputs.append(ends[slot])
+        rows.draws.append(Draw(0.0, -1, 1.0, 0, slot, rows.positions[ends[slot]] + 1))
+    return rows
 
 
 # -- the suite
@@ -277,21 +139,21 @@ def suite(
     if expected is not None:
         found["correctness"] = correctness(programs, expected)
         print(_correctness_line(found["correctness"]), flush=True)
+    found["bits"] = same_in_every_bucket(programs)
+    print(f"a row's bits are the same in buckets {found['bits']['buckets']}, but for {found['bits']['different']}", flush=True)
     if decode:
         found["decoded"] = decoded(programs, decode)
         print(found["decoded"], flush=True)
     found["ceilings"] = ceilings(device)
-    found["empty_us"] = empty_us(programs, device)
-    found["steps"] = [kernels(programs, device, count, position, found["ceilings"]) for count in rows]
-    for step in found["steps"]:
-        for kernel in step["kernels"]:
-            kernel["floor"] = reached(kernel, step["rows"], found["ceilings"], found["empty_us"])
+    found["empty_us"], found["empty_kernel_us"] = empty_us(programs, device), empty_kernel_us(device)
+    found["steps"] = [kernels(programs, device, count, position, found["ceilings"], found["empty_us"]) for count in rows]
+    found["attention"] = attention(artifact, device, timed, (FEW, ATTENDED))
     device.close()
     return found
 
 
 def few_steps(artifact: Artifact, weights: Path) -> int:
-    """A prefill in two chunks and four steps of one sequence, the last with drafts: little enough to run under compute-sanitizer."""
+    """A prefill in two chunks and four steps of one sequence, the last with drafts, then a step in every larger bucket: for a checker."""
     device = MeasuredDevice(artifact)
     programs = load_programs(artifact, weights, device)
     for answer in answers(programs, [list(range(10, 16))], 4, chunk=3):
@@ -299,6 +161,9 @@ def few_steps(artifact: Artifact, weights: Path) -> int:
     filled(programs, 1, 9)
     if programs.has_draft:
         print(programs.array("drafts")[:1].tolist())
+    for below, bucket in pairwise(artifact.buckets):
+        filled(programs, below + 1, 20)
+        print(f"bucket {bucket}: {programs.array('sampled')[:4].tolist()}")
     device.close()
     return 0
 
@@ -316,17 +181,15 @@ def show(found: dict[str, Any], most: int) -> None:
     """The figures as tables."""
     copy, matmul = found["ceilings"]["copy"], found["ceilings"]["matmul"]
     product = f"{matmul / 1e12:.0f} TFLOP/s" if matmul else "not measured"
-    print(f"copy {copy / 1e12:.2f} TB/s, bf16 matmul {product}, empty launch {found['empty_us']:.2f} us, opened in "
-          f"{found['open_seconds']:.2f} s, weights in {found['weights_seconds']:.2f} s")  # fmt: skip
+    print(f"copy {copy / 1e12:.2f} TB/s, bf16 matmul {product}, empty launch {found['empty_us']:.2f} us (an empty kernel "
+          f"{found['empty_kernel_us']:.2f} us), opened in {found['open_seconds']:.2f} s, weights in {found['weights_seconds']:.2f} s")  # fmt: skip
     for step in found["steps"]:
-        print(f"\nstep of {step['rows']} rows at {step['position']}: {step['step_us']:.0f} us, {step['launches']} launches, kernels alone "
-              f"{step['sum_hot_us']:.0f} us hot, {step['sum_cold_us']:.0f} us cold")  # fmt: skip
-        print(f"{'kernel':34} {'n':>3} {'hot us':>8} {'cold us':>8} {'MB':>8} {'Gop':>8} {'copy %':>7} {'mm %':>6} {'floor %':>7} regs occ %")
-        for r in step["kernels"][:most]:
-            shares = [f"{100 * r[k]:.1f}" if r[k] is not None else "-" for k in ("copy_share", "matmul_share", "floor")]
-            print(f"{r['kernel']:34} {r['launches']:3} {r['hot_us']:8.2f} {r['cold_us']:8.2f} {r['bytes'] / 1e6:8.2f} {r['operations'] / 1e9:8.3f} "
-                  f"{shares[0]:>7} {shares[1]:>6} {shares[2]:>7} {r['registers'] or 0:4} {100 * (r['occupancy'] or 0):5.0f}")  # fmt: skip
-        print(summary(step))
+        show_step(step, most)
+    show_floors(found["steps"])
+    if found["attention"]:
+        print()
+        show_attention(found["attention"])
+        print("attention with full lists, of its floor: " + ", ".join(f"{k} {100 * x:.0f} %" for k, x in attention_floors(found["attention"])))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,8 +1,8 @@
 """The first performance floors of GPU kernels (issue 3), as microseconds that a launch may take with the ceilings of the same run.
 
 FP8 products: at 4,096 rows 60 % of the matrix ceiling, at 64 rows and fewer an empty launch and 60 % of the copy ceiling on the bytes it
-moves. Products of experts at 64 rows: 50 % of copy on the bytes of the experts hit. Attention at 256 rows: 150 TFLOP/s. Row-wise kernels at
-4,096 rows: 70 % of copy. Other kernels and row counts have no floor.
+moves. Products of experts at 64 rows: 50 % of copy on the bytes of the experts hit. Attention with full lists at 256 rows: 150 TFLOP/s.
+Row-wise kernels at 4,096 rows: 70 % of copy. Rows are those of the launch; other kernels and row counts have no floor.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ ELEMENTWISE = ("rope", "rms_norm", "norm_rope_quantize", "quantize", "swiglu", "
 
 
 def floor_us(kernel: Mapping[str, Any], rows: int, tops: Mapping[str, float | None], empty_us: float) -> float | None:
-    """Microseconds allowed to a kernel's row of the suite's table at `rows` rows of a step; None where it has no floor."""
+    """Microseconds allowed to a launch of `rows` rows; None where it has no floor."""
     copy, matmul, moved, work = tops["copy"], tops["matmul"], kernel["bytes"], kernel["operations"]
     family, scaled = kernel["family"], str(kernel["variant"]).count("f8E4M3FN*") >= 2
     if family == "linear" and scaled and rows >= MANY and matmul:
@@ -25,22 +25,39 @@ def floor_us(kernel: Mapping[str, Any], rows: int, tops: Mapping[str, float | No
         return empty_us + 1e6 * float(moved) / (STREAMED * copy)
     if family == "expert_linear" and rows == FEW and copy:
         return 1e6 * float(moved) / (EXPERTS * copy)
-    if family == "attend" and rows == ATTENDED:
-        return 1e6 * float(work) / ATTENTION_FLOPS
     if family in ELEMENTWISE and rows >= MANY and copy:
         return 1e6 * float(moved) / (ROW_WISE * copy)
     return None
 
 
-def reached(kernel: Mapping[str, Any], rows: int, tops: Mapping[str, float | None], empty_us: float) -> float | None:
-    """The floor's time over the kernel's, with cold caches: 1 and more is reached."""
-    allowed = floor_us(kernel, rows, tops, empty_us)
-    return None if allowed is None or kernel["cold_us"] <= 0 else allowed / float(kernel["cold_us"])
+def attention_floors(found: Sequence[Mapping[str, Any]]) -> list[tuple[str, float]]:
+    """Attention kernels with full lists at `ATTENDED` rows that have FP4 entries, and what they reach of their floor."""
+    return [(str(r["kernel"]), 1e12 * float(r["tflops"]) / ATTENTION_FLOPS) for r in found if r["rows"] == ATTENDED and r["selected"]]
 
 
 def summary(step: Mapping[str, Any]) -> str:
-    """How many kernels of a step reach their floors, and which do not."""
+    """How many kernels of a step reach their floors, which do not, and of how many no launch could: a plain read takes longer."""
     held: Sequence[Mapping[str, Any]] = [k for k in step["kernels"] if k["floor"] is not None]
     missed = sorted((k for k in held if k["floor"] < 1), key=lambda k: float(k["floor"]))
-    names = ", ".join(f"{k['kernel']} {100 * k['floor']:.0f} %" for k in missed)
-    return f"floors: {len(held) - len(missed)} of {len(held)} kernels that have one reach it" + (f"; not {names}" if missed else "")
+    names = ", ".join(f"{k['kernel']} {100 * k['floor']:.0f} %" + (" (below a plain read)" if is_below_a_read(k) else "") for k in missed)
+    below = sum(map(is_below_a_read, missed))
+    return (f"floors: {len(held) - len(missed)} of {len(held)} kernels that have one reach it, {below} have one below a plain read of their bytes"
+            + (f"; not {names}" if missed else ""))  # fmt: skip
+
+
+def is_below_a_read(kernel: Mapping[str, Any]) -> bool:
+    """Whether a floor asks for less time than reading the bytes and nothing else takes."""
+    return bool(kernel["floor_us"] < kernel["read_us"])
+
+
+def show_floors(steps: Sequence[Mapping[str, Any]]) -> None:
+    """Every kernel that has a floor: its time, the floor, what bounds it, and what a plain read of its bytes needs in the same run."""
+    print(f"\n{'kernel':34} {'rows':>5} {'MB':>8} {'Gop':>8} {'cold us':>8} {'floor us':>8} {'bound us':>8} {'read us':>8} {'reached %':>9}")
+    for step in steps:
+        for k in sorted((k for k in step["kernels"] if k["floor"] is not None), key=lambda k: (str(k["family"]), float(k["bytes"]))):
+            below = "  floor below a plain read" if is_below_a_read(k) else ""
+            if pairs := [n for n in k.get("pairs", ()) if n]:
+                below += f"  {len(pairs)} experts hit by {min(pairs)} to {max(pairs)} rows"
+            print(f"{k['kernel']:34} {k['rows']:5} {k['bytes'] / 1e6:8.2f} {k['operations'] / 1e9:8.2f} {k['cold_us']:8.2f} {k['floor_us']:8.2f} "
+                  f"{k['bound_us']:8.2f} {k['read_us']:8.2f} {100 * k['floor']:9.0f}{below}")  # fmt: skip
+        print(f"step of {step['rows']} rows, {summary(step)}")

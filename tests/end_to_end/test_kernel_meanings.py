@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from tapeout.dialects.format import BF16, FP32, Q4_INDEX, Q8, encode
 from tapeout.dialects.types import Tensor
 from tapeout.runtime.artifact import load_artifact
 from tapeout.runtime.device import open_device
+from tests.bench import gpu
 from tests.bench.gpu_meaning import check, summary
+from tests.bench.greedy import load_programs
 from tests.bench.meanings import launch
 from tests.bench.meanings.bounds import compared
 from tests.bench.meanings.cases import Case, case_data, case_from, cases_of, load_cases
@@ -65,6 +68,30 @@ def test_a_wrong_result_is_found(model: Model, cases: dict[str, Case], monkeypat
     monkeypatch.setattr(launch, "part_of", wrong)
     table = verdicts(model, cases, rows=(17,), only=family)
     assert table and all(row["wrong"] for row in table)
+
+
+def test_products_see_scales_far_apart_and_then_their_own_again(model: Model, cases: dict[str, Case], monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[tuple[int, Any]] = []
+    real = launch.Memory.write
+
+    def watched(self: Any, start: int, array: Any) -> None:
+        written.append((start, np.array(array, copy=True)))
+        real(self, start, array)
+
+    monkeypatch.setattr(launch.Memory, "write", watched)
+    table = verdicts(model, cases, only="linear", rows=(1, 17, 33))
+    assert table and not [row for row in table if row["wrong"]]
+    scales = [(start, array) for start, array in written if array.dtype == np.uint8 and array.size < 1 << 16][-20:]
+    pairs = [(a, b) for (at, a), (other, b) in pairwise(scales) if at == other and a.shape == b.shape]
+    assert pairs and all(np.abs(a.astype(int) - b).max() > 16 for a, b in pairs)
+    assert all(np.ptp(b.astype(int)) < np.ptp(a.astype(int)) for a, b in pairs)
+
+
+@pytest.mark.parametrize(("seconds", "late"), [(60.0, False), (-60.0, True)])
+def test_what_is_not_compared_in_time_is_wrong(model: Model, cases: dict[str, Case], seconds: float, late: bool) -> None:
+    table = verdicts(model, cases, only="rope", rows=(1, 17), workers=2, seconds=seconds)
+    assert table and all(bool(row["wrong"]) == late for row in table)
+    assert not late or all("not compared in time" in row["wrong"][0] for row in table)
 
 
 def test_rows_behind_the_count_are_watched(model: Model, cases: dict[str, Case], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,3 +159,22 @@ def test_meanings_need_no_bindings(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", text], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert load_cases(tmp_path / "cases.json") == {}
+
+
+def test_a_row_has_the_same_bits_in_every_bucket(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact = load_artifact(model.artifact)
+    device = open_device(artifact, 1)
+    try:
+        programs = load_programs(artifact, model.weights, device)
+        assert gpu.same_in_every_bucket(programs) == {"buckets": list(artifact.buckets), "different": []}
+        right, last = gpu._among, artifact.buckets[-1]
+
+        def another_token(programs: Any, count: int, position: int) -> Any:
+            rows = right(programs, count, position)
+            rows.tokens[rows.outputs[0]] += count == last
+            return rows
+
+        monkeypatch.setattr(gpu, "_among", another_token)
+        assert gpu.same_in_every_bucket(programs)["different"] == [last]
+    finally:
+        device.close()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.bench.gpu_floors import floor_us, reached, summary
+from tests.bench.gpu_floors import attention_floors, floor_us, show_floors, summary
 
 TOPS = {"copy": 4e12, "matmul": 800e12}
 EMPTY = 1.0
@@ -17,7 +17,7 @@ def kernel(family: str, **facts: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("family", "rows", "allowed"), [
     ("linear", 4096, 48e9 / 480e12 * 1e6), ("linear", 64, 1 + 10.0), ("linear", 1, 11.0), ("linear", 512, None),
-    ("expert_linear", 64, 12.0), ("expert_linear", 1, None), ("attend", 256, 320.0), ("attend", 64, None),
+    ("expert_linear", 64, 12.0), ("expert_linear", 1, None), ("attend", 256, None),
     ("rope", 4096, 24e6 / 2.8e12 * 1e6), ("rope", 64, None), ("draw", 4096, None),
 ])  # fmt: skip
 def test_floors_are_those_of_the_issue(family: str, rows: int, allowed: float | None) -> None:
@@ -29,9 +29,27 @@ def test_products_of_other_numbers_have_no_floor() -> None:
     assert floor_us(kernel("linear"), 4096, {"copy": 4e12, "matmul": None}, EMPTY) is None
 
 
-def test_what_is_reached_and_what_is_not() -> None:
-    found = [kernel("linear", cold_us=t) for t in (5.5, 11.0, 22.0)] + [kernel("draw")]
+def test_what_is_reached_and_what_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    found = [kernel("linear", cold_us=t, rows=64, bound_us=6.0, read_us=r) for t, r in ((5.5, 9.0), (11.0, 12.0), (22.0, 9.0))] + [kernel("draw")]
     for one in found:
-        one["floor"] = reached(one, 64, TOPS, EMPTY)
+        one["floor_us"] = floor_us(one, 64, TOPS, EMPTY)
+        one["floor"] = None if one["floor_us"] is None else one["floor_us"] / one["cold_us"]
     assert [one["floor"] for one in found] == [pytest.approx(2), pytest.approx(1), pytest.approx(0.5), None]
-    assert summary({"kernels": found}) == "floors: 2 of 3 kernels that have one reach it; not linear 50 %"
+    assert summary({"kernels": found}) == (
+        "floors: 2 of 3 kernels that have one reach it, 0 have one below a plain read of their bytes; not linear 50 %"
+    )
+    found[2]["read_us"] = 20.0
+    assert summary({"kernels": found}).endswith("1 have one below a plain read of their bytes; not linear 50 % (below a plain read)")
+    found[2]["read_us"] = 9.0
+    show_floors([{"rows": 64, "kernels": found}])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:6] for line in lines if line.startswith("linear")] == [
+        ["linear", "64", "24.00", "48.00", f"{cold:.2f}", "11.00"] for cold in (5.5, 11.0, 22.0)
+    ]
+    assert [line.endswith("floor below a plain read") for line in lines if line.startswith("linear")] == [False, True, False]
+
+
+def test_attention_counts_with_full_lists_only() -> None:
+    found = (("a", 256, 512), ("b", 64, 512), ("c", 256, 0))
+    rows = [{"kernel": name, "rows": count, "selected": selected, "tflops": 300.0} for name, count, selected in found]
+    assert attention_floors(rows) == [("a", pytest.approx(2.0))]

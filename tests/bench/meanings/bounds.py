@@ -23,7 +23,35 @@ Real = NDArray[np.float64]
 Bounded = tuple[Any, Any]
 """(unrounded value, slack); slack None where the value is exact: an array of any kind, to be met bit for bit."""
 UNIT = {"bf16": 2.0**-7, "f32": 2.0**-23}
-WEIGHT_ROWS = 8192  # of a product that are decoded at a time
+WEIGHT_ROWS = 256  # of a product that are decoded at a time: few enough that memory is used again, not mapped anew
+
+
+_VALUES = {kind: decode(np.arange(count, dtype=np.uint8).view(kind)) for kind, count in ((DTYPES["f8E4M3FN"], 256), (DTYPES["f4E2M1FN"], 16))}
+
+
+def decoded(value: Any) -> Real:
+    """What `decode` gives, by a table of all codes: weights are large."""
+    if not isinstance(value, Scaled) or value.codes.dtype not in _VALUES:
+        return decode(value)
+    s, shape = value.scaling, value.codes.shape
+    if len(shape) != 2 or shape[0] % s.rows or shape[1] % s.columns:
+        return decode(value)
+    out = _VALUES[value.codes.dtype][value.codes.view(np.uint8)]
+    blocks = out.reshape(shape[0] // s.rows, s.rows, shape[1] // s.columns, s.columns)
+    blocks *= scale_values(value.scales, s.scale)[:, None, :, None]
+    return out
+
+
+class Experts:
+    """Weights of experts, each decoded when it is first asked for."""
+
+    def __init__(self, weight: Any) -> None:
+        self._weight, self._made, self.shape = weight, dict[int, Real](), weight.shape
+
+    def __getitem__(self, expert: int) -> Real:
+        if expert not in self._made:
+            self._made[expert] = decoded(self._weight[expert])
+        return self._made[expert]
 
 
 def gamma(n: int) -> float:
@@ -59,7 +87,7 @@ def _rows(weight: Any, part: slice) -> Any:
 
 def _product(a: Any, results: Any, x: Any, weight: Any) -> Bounded:
     """The meaning with a weight decoded once, and gamma times the sum of magnitudes."""
-    w, v = decode(weight), decode(x)
+    w, v = decoded(weight), decode(x)
     (value,) = meaning("nn.linear", a, results, [v, w])
     g, (n, k) = a.groups, w.shape
     sizes = np.abs(v).astype(np.float32).reshape(len(v), g, k).transpose(1, 0, 2)
@@ -135,15 +163,31 @@ def _combine(a: Any, results: Any, inputs: Any, spreads: Any) -> list[Bounded]:
 
 def _expert_linear(a: Any, results: Any, inputs: Any, spreads: Any) -> list[Bounded]:
     x, weight, order, offsets = inputs
-    (value,) = meaning("moe.expert_linear", a, results, inputs)
-    pairs = np.abs(decode(x)).astype(np.float32)
+    n, rows = weight.shape[1], WEIGHT_ROWS
+    found = [_expert_product(a, results, x, _rows_of_experts(weight, slice(at, at + rows)), order, offsets) for at in range(0, n, rows)]
+    return [(np.concatenate([v for v, _ in found], -1), np.concatenate([s for _, s in found], -1))]
+
+
+def _rows_of_experts(weight: Any, part: slice) -> Any:
+    """Rows of every expert's weight."""
+    if not isinstance(weight, Scaled):
+        return weight[:, part]
+    each = weight.scaling.rows
+    return Scaled(weight.codes[:, part], weight.scales[:, part.start // each : -(-part.stop // each)], weight.scaling)
+
+
+def _expert_product(a: Any, results: Any, x: Any, weight: Any, order: Any, offsets: Any) -> Bounded:
+    """The meaning with weights decoded once, and gamma times the sum of magnitudes."""
+    held, v = Experts(weight), decode(x)
+    (value,) = meaning("moe.expert_linear", a, results, [v, held, order, offsets])
     k, width = order.shape[1], weight.shape[2]
+    pairs = np.abs(v).astype(np.float32)
     pairs = pairs[order.reshape(-1) // k] if a.gathered else pairs.reshape(-1, width)
     size = np.zeros((order.size, weight.shape[1]), np.float32)
     for e in np.flatnonzero(np.diff(offsets)):
         span = slice(offsets[e], offsets[e + 1])
-        size[span] = pairs[span] @ np.abs(decode(weight[int(e)])).astype(np.float32).T
-    return [(value, gamma(width) * size.reshape(value.shape).astype(np.float64))]
+        size[span] = pairs[span] @ np.abs(held[int(e)]).astype(np.float32).T
+    return value, gamma(width) * size.reshape(value.shape).astype(np.float64)
 
 
 def _engram_gate(a: Any, results: Any, inputs: Any, spreads: Any) -> list[Bounded]:

@@ -25,6 +25,7 @@ from tests.bench.meanings.scene import Memory, loaded, rows_of
 
 PATTERN = 0xA5  # in results before a launch: no kernel makes it of poison
 SAMPLED = 4  # rows at each of first, middle and last place
+PRODUCTS, APART = ("nn.linear", "moe.expert_linear"), 24
 WHOLE = ("step.", "cache.", "moe.dispatch", "mla.pool", "dspark.block", "dspark.window", "engram.lookback")
 """Ops of which a row's result depends on its number or on other rows: checked on all rows at once."""
 OTHER_EXTENT = {"nn.take": (0,), "dspark.correct": (0,), "dspark.confidence": (0,), "dspark.block": (0, 1, 2), "dspark.window": (0, 1)}
@@ -240,8 +241,8 @@ class Collector:
         self._reader = Reader(programs, tensors, memory)
         self._symbols = [kernel.symbol for kernel in programs.artifact.manifest.kernels]
 
-    def step(self, count: int, poison: int, only: str | None, last: bool = False) -> Iterator[Job]:
-        """The jobs of one step of `count` rows."""
+    def step(self, count: int, poison: int, only: str | None, last: bool = False, wide: bool = False) -> Iterator[Job]:
+        """The jobs of one step of `count` rows. `wide`: products once more, with scales of their rows far apart."""
         programs = self._programs
         self._memory.fill(programs._arena, programs.arena_bytes, poison)
         parts = loaded(programs, rows_of(programs.artifact, count), self._memory)
@@ -256,21 +257,45 @@ class Collector:
         for place, (launch, call) in enumerate(launches):
             try:
                 if place in wanted:
-                    yield self._checked(wanted[place], launch, call, count, buckets[place], poison)
+                    yield self._checked(wanted[place], launch, [call], count, buckets[place], poison)
+                    first = next(p for p in range(place, -1, -1) if p == 0 or not self._is_part(launches, p - 1))
+                    calls = [one for _, one in launches[first : place + 1]]
+                    yield from self._wide(wanted[place], launch, calls, count, buckets[place], poison) if wide else ()
                 else:
                     self._memory.launch([call])
             except DeviceFailed as error:
                 raise SystemExit(f"step of {count} rows, launch {place}, {self._symbols[launch.kernel]}: {error}") from None
 
-    def _checked(self, symbol: str, launch: Launch, call: Call, rows: int, bucket: int, poison: int) -> Job:
-        case, held = self._cases[symbol], self._reader.buffers(self._cases[symbol], launch, call)
+    def _is_part(self, launches: Sequence[tuple[Launch, Call]], place: int) -> bool:
+        """Whether a launch only prepares the next one, which is the same op's."""
+        return self._cases[self._symbols[launches[place][0].kernel]].part and launches[place + 1][0].buffers == launches[place][0].buffers
+
+    def _wide(self, symbol: str, launch: Launch, calls: list[Call], rows: int, bucket: int, poison: int) -> Iterator[Job]:
+        """A product on rows whose scales are moved by up to `APART` powers of two each, so that whatever holds for neighbouring numbers only is
+        found out; then on its own rows again."""
+        case, scaled = self._cases[symbol], self._cases[symbol].operands[0]
+        if case.body[0].name not in PRODUCTS or not isinstance(scaled, Tensor) or scaled.number.scaling is None:
+            return
+        if scaled.number.scaling.scale != "e8m0" or not ragged(scaled):
+            return
+        element, start, _ = self._reader.buffers(case, launch, calls[-1])["in0_scales"]
+        count = int(self._programs._cells[str(launch.buffers[-1][1])][0])
+        scales = self._memory.read(start, count * self._row_bytes(scaled, "in0_scales", element))
+        moved = np.random.default_rng(count).integers(-APART, APART + 1, scales.size)
+        self._memory.write(start, np.clip(scales.astype(np.int64) + moved, 1, 253).astype(np.uint8))
+        yield self._checked(symbol, launch, calls, rows, bucket, poison)
+        self._memory.write(start, scales)
+        self._memory.launch(calls)
+
+    def _checked(self, symbol: str, launch: Launch, calls: list[Call], rows: int, bucket: int, poison: int) -> Job:
+        case, held = self._cases[symbol], self._reader.buffers(self._cases[symbol], launch, calls[-1])
         extent = str(launch.buffers[-1][1])
         count, bound = int(self._programs._cells[extent][0]), self._programs.artifact.bound(extent, bucket)
         self._poison(case, held, count, bound, poison)
         counts = [self._count(case, i, count) for i in range(len(case.operands))]
         given = zip(case.operands, counts, strict=True)
         inputs = [None if view is None else self._reader.value(f"in{i}", view, held, n) for i, (view, n) in enumerate(given)]
-        self._memory.launch([call])
+        self._memory.launch(calls)
         states = [i for i, view in enumerate(case.operands) if isinstance(view, Ring | Blocks)]
         if case.results:
             found = [self._reader.value(f"out{i}", view, held, count) for i, view in enumerate(case.results)]

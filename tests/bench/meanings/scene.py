@@ -1,11 +1,12 @@
 """What the kernels of an artifact are checked on: random weights and states, steps of awkward row counts, and a device that runs launch by launch.
 
 No checkpoint is needed: weights are those of a slice (models/deepseek_v41/slice.py), states are as if sequences had been there. Steps mix rows
-that are decoded deep in their sequences, chunks of several lengths, and sequences that begin.
+that are decoded deep in their sequences, chunks of several lengths, and sequences that begin; up to `max_outputs` rows ask for logits.
 """
 
 import ctypes
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,9 +75,10 @@ class Memory:
 # -- a scene: weights, states, rows
 
 
-def opened(artifact: Artifact, device: Any) -> tuple[LoadedPrograms, SliceTensors]:
-    """The artifact's programs over random weights in the true formats, blocks of the cache in no order."""
-    programs = load_programs(artifact, RANDOM, device)
+def opened(artifact: Artifact, device: Any, weights: Path = RANDOM) -> tuple[LoadedPrograms, SliceTensors]:
+    """The artifact's programs over random weights in the true formats, blocks of the cache in no order. A folder's weights must be those of the
+    slice that `RANDOM` makes, where results are compared."""
+    programs = load_programs(artifact, weights, device)
     table = programs.array("block_table")
     used = table[table > 0]
     table[table > 0] = np.random.default_rng(5).permutation(used)
@@ -118,8 +120,8 @@ def rows_of(artifact: Artifact, count: int) -> StepRows:
         rows.add(slot, position, [int(t) for t in random.integers(3, 259, size)])
         left -= size
     ends = list(dict.fromkeys(end - 1 for end in rows.ends))
-    limit = min(options.max_outputs, options.max_sequences)
-    rows.outputs += ends[:limit]
+    limit, chosen = min(options.max_outputs, count), set(ends)
+    rows.outputs += [*ends, *(row for row in range(count) if row not in chosen)][:limit]
     settings = [(0.0, -1, 1.0), (1.0, -1, 1.0), (0.7, 50, 0.9)]
     for i, end in enumerate(rows.outputs):
         temperature, top_k, top_p = settings[i % 3]
@@ -128,14 +130,19 @@ def rows_of(artifact: Artifact, count: int) -> StepRows:
 
 
 def loaded(programs: LoadedPrograms, rows: StepRows, memory: Memory) -> list[Part]:
-    """Fills host inputs and brings them to the device; the parts of the step."""
-    count, outputs = programs.load(rows)
+    """Fills host inputs and brings them to the device; the parts of the step, all in the bucket of its rows, so that every bucket's kernels run.
+
+    The draft is made behind the first output of every sequence.
+    """
+    count, _ = programs.load(rows)
     programs.load_draws(rows.draws)
     bucket = programs.bucket(count)
-    parts: list[Part] = [("encoder", bucket), ("decoder", bucket), ("sample", programs.bucket(outputs))]
+    parts: list[Part] = [("encoder", bucket), ("decoder", bucket), ("sample", bucket)]
     if programs.has_draft:
-        programs.load_draft(rows.draws)
-        parts.append(("draft", programs.draft_bucket(outputs)))
+        first = {draw.slot: number for number, draw in reversed(list(enumerate(rows.draws)))}
+        numbers = sorted(first.values())
+        programs.load_draft([rows.draws[number] for number in numbers], np.array(numbers, np.int64))
+        parts.append(("draft", bucket))
     region = programs._inputs
     if region.host is not None and region.host.ctypes.data != region.address:
         memory.write(region.address, region.host[: programs._inputs_bytes])

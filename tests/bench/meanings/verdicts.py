@@ -14,18 +14,33 @@ from tests.bench.meanings.choices import CHOICES
 from tests.bench.meanings.launch import Job, Packed, Weight
 
 JOBS: list[Job] = []
+_MADE: dict[str, Any] = {}
+"""The weights of the last kernel's jobs: jobs of one kernel come one after the other."""
+
+
+def verdicts_of(numbers: list[int]) -> list[tuple[int, dict[str, Any]]]:
+    """The comparisons of some jobs that share their weights."""
+    _MADE.clear()
+    return [(number, verdict(number)) for number in numbers]
+
+
+def _made(weight: Weight) -> Any:
+    if weight.operand.name not in _MADE:
+        _MADE[weight.operand.name] = weight.value()
+    return _MADE[weight.operand.name]
 
 
 def verdict(number: int) -> dict[str, Any]:
     """One job's comparison; runs in a process that inherits the jobs."""
     job = JOBS[number]
     try:
-        job.inputs = [x.value() if isinstance(x, Weight) else x for x in job.inputs]
+        job.inputs = [_made(x) if isinstance(x, Weight) else x for x in job.inputs]
         verdicts = _verdicts(job)
     except Exception as error:  # a meaning that refuses what a kernel was given is a finding, not a fault of this suite
         verdicts = [{"same": False, "ratio": float("inf"), "wrong": f"{type(error).__name__}: {error}"}]
     if job.untouched:
         verdicts.append({"same": False, "ratio": float("inf"), "wrong": job.untouched})
+    job.inputs, job.found = [], []
     return {"kernel": job.case.symbol, "op": job.case.op, "rows": job.rows, "count": job.count, "results": verdicts}
 
 
