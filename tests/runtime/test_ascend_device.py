@@ -23,7 +23,7 @@ from tapeout.runtime.params import SamplingParams
 from tapeout.runtime.weights import bind_weights
 from tests.runtime import toy as model
 from tests.runtime.fake_acl import FakeAcl
-from tests.runtime.toy import library, toy_answer
+from tests.runtime.toy import toy_answer
 
 CHIP = NpuLevel(chip="Ascend950PR_9589", cube_cores=32, vector_cores=64)
 WORDS = ("ffts", "lock", "workspace", "buffers", "grid_x", "grid_y", "grid_z")
@@ -58,13 +58,6 @@ def npu_data(has_object: bool = True) -> tuple[ArtifactData, dict[str, bytes]]:
     }
     files = {path: f"object {k.symbol}".encode() for k in kernels for path in (*k.files, k.lowered.source)}  # type: ignore[union-attr]
     return ArtifactData(data.manifest.model_copy(update=levels), Programs(programs=programs), data.weights, {}), files
-
-
-@pytest.fixture(scope="module")
-def native(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    path = tmp_path_factory.mktemp("library") / "toy.so"
-    path.write_bytes(library())
-    return ctypes.CDLL(str(path))
 
 
 @pytest.fixture(scope="module")

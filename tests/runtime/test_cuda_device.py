@@ -81,13 +81,6 @@ def gpu_data(target: str = "sm90", chip: GpuLevel = CHIP, **facts: dict[str, Any
 
 
 @pytest.fixture(scope="module")
-def native(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    path = tmp_path_factory.mktemp("library") / "toy.so"
-    path.write_bytes(library())
-    return ctypes.CDLL(str(path))
-
-
-@pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_artifact(tmp_path_factory.mktemp("gpu") / "artifact", *gpu_data())
 
