@@ -32,7 +32,7 @@ from tapeout.runtime.artifact import (
     WeightPart,
     config_fingerprint,
 )
-from tapeout.runtime.artifact_kernels import Kernel
+from tapeout.runtime.artifact_kernels import EARLY, Kernel
 from tapeout.runtime.errors import CpuFeatureMissing, FieldsRefused, FileMissing, ProgramsInconsistent, WeightsInconsistent
 
 Known = Mapping[str, Mapping[tuple[str, str], str]]
@@ -80,7 +80,8 @@ def manifest(directory: Path, manifest: Manifest) -> None:
 
 
 def _binary(place: Path, kernel: Kernel, manifest: Manifest) -> None:
-    """A kernel that takes scratch pointers lies in a binary of a chip, one that takes a lock in a lowered module; those of the library do not."""
+    """A kernel that takes scratch pointers lies in a binary of a chip, one that takes a lock in a lowered module; those of the library do not.
+    Only where a chip can begin launches early is there a kernel that waits by itself."""
     for key, abi, row, level, chip in (
         ("binary", "buffers-scratch-profile", kernel.binary, manifest.gpu, "gpu"),
         ("lowered", "lock-workspace-buffers-grid", kernel.lowered, manifest.npu, "npu"),
@@ -89,6 +90,9 @@ def _binary(place: Path, kernel: Kernel, manifest: Manifest) -> None:
         if wanted != (row is not None) or (wanted and level is None):
             found = f"no {key}, or no {chip} in the manifest" if wanted else f"a {key}"
             _manifest_refused(place, f"kernels.{kernel.id}.{key}", found, f"a {key} and its chip" if wanted else f"none for abi {kernel.abi}")
+    if kernel.binary and kernel.binary.waits and manifest.gpu and manifest.gpu.capability < EARLY:
+        expected = f"false below compute capability {EARLY[0]}.{EARLY[1]}"
+        _manifest_refused(place, f"kernels.{kernel.id}.binary.waits", f"true for {manifest.gpu.chip}", expected)
 
 
 def _state(place: Path, state: StateSpec, block_tokens: int) -> None:

@@ -38,11 +38,15 @@ class GpuLevel(Strict):
     cuda: tuple[Count, Count]
 
 
+EARLY = (9, 0)
+"""The compute capability from which a launch can begin before those in front of it have ended (device/early.py)."""
+
+
 class Binary(Strict):
     """A compiled GPU kernel: its file, entry, warps, and what the assembler reports.
 
     Shared memory is of a block, registers, spilled and local bytes of a thread, scratch of an instance; `occupancy` is the share of a
-    processor's threads that can be resident.
+    processor's threads that can be resident. One that `waits` for the launch in front by itself may begin before that has ended.
     """
 
     file: Name
@@ -54,6 +58,7 @@ class Binary(Strict):
     local_bytes: Count
     occupancy: Annotated[float, Field(ge=0, le=1)]
     scratch: Count
+    waits: bool = False
 
 
 class NpuLevel(Strict):

@@ -1,7 +1,8 @@
 """lower-tile-to-triton: one tile module to the source of one Triton kernel, op by op; a jinja2 skeleton holds the printed body.
 
 The kernel takes the module's buffers as pointers, in order. A launch's grid is that of the row bucket, so the kernel computes its true grid
-first and instances behind it leave. Same text, same source. What the source is compiled with is the schedule row's (toolchain.py).
+first, waits for the launch in front, and instances behind the grid leave. Same text, same source. What the source is compiled with is the
+schedule row's (toolchain.py).
 """
 
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ SKELETON = '''\
 """Generated from the tile kernel {{ name }}; do not edit."""
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 {% for helper in helpers -%}
@@ -121,6 +123,7 @@ class _Body:
         operations = list(self._body.entry_block.operations)
         early = self._early(operations) if "tile.eager" in self._body.attributes else 0
         behind = self._behind()
+        self._wait()
         self._ops(operations[:early])
         self._leave(behind)
         self._ops(operations[early:])
@@ -134,8 +137,15 @@ class _Body:
         """Conditions under which an instance has nothing to do: it lies at or beyond the run-time grid."""
         p = self._p
         self._block(self._grid.entry_block)
+        p.held.update((emit_memory.read(p, op), p.names[op.out]) for op in self._grid.entry_block.operations if op.operation.name == "tile.scalar")
         extents = p.of(list(self._grid.entry_block.operations)[-1].operands)
         return [f"({p.instance(axis)} >= {extent})" for axis, extent in enumerate(extents) if as_number(extent) is None]
+
+    def _wait(self) -> None:
+        """Until the launch in front is through, and no instance leaves before: whoever waits for this kernel then waits for that one too. In
+        front of it only the launch's count is read, which no launch writes (runtime/device/early.py). The next launch may begin from here on."""
+        self._p.line("gdc_wait()")
+        self._p.line("gdc_launch_dependents()")
 
     def _leave(self, behind: list[str]) -> None:
         if behind:

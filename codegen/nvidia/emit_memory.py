@@ -24,9 +24,18 @@ def iota(p: Printer, op: Any) -> None:
     p.names[op.out] = p.lane(op.out, 0)
 
 
+def read(p: Printer, op: Any) -> str:
+    """What a `tile.scalar` is printed as."""
+    return f"tl.load({p.names[op.base]} + {p.names[op.at]}).to(tl.int64)"
+
+
 def scalar(p: Printer, op: Any) -> None:
-    """One run-time count."""
-    p.assign(op.out, "scalar", f"tl.load({p.names[op.base]} + {p.names[op.at]}).to(tl.int64)")
+    """One run-time count; the launch's own, which the grid is made of, is read once."""
+    text = read(p, op)
+    if text in p.held:
+        p.names[op.out] = p.held[text]
+    else:
+        p.assign(op.out, "scalar", text)
 
 
 def _sum(terms: list[str]) -> str:

@@ -47,7 +47,7 @@ def literal(number: float) -> str:
 
 class Printer:
     """Lines and names of one kernel. `head` holds what is computed once in front: instance numbers and lanes; `narrow` values are held as BF16;
-    `helpers` are the functions that the lines call."""
+    `helpers` are the functions that the lines call; `held` are counts that have been read, by how they are."""
 
     def __init__(self) -> None:
         self.names: dict[Any, str] = {}
@@ -58,6 +58,7 @@ class Printer:
         self._known: dict[str, str] = {}
         self.narrow: set[Any] = set()
         self.helpers: dict[str, None] = {}
+        self.held: dict[str, str] = {}
 
     def line(self, text: str) -> None:
         """One line at the present depth."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tapeout.codegen.nvidia.early import waits
 from tapeout.codegen.nvidia.emit import Source
 from tapeout.codegen.nvidia.facts import Chip
 from tapeout.codegen.nvidia.report import Report, report
@@ -52,7 +53,7 @@ class Triton:
 @dataclass(frozen=True)
 class Compiled:
     """One kernel for one chip. Arguments at launch: the buffers' addresses in order of `parameters`, then two scratch addresses (null where
-    their bytes are 0). A block has 32 `warps` threads and `shared_bytes` of dynamic shared memory."""
+    their bytes are 0). A block has 32 `warps` threads and `shared_bytes` of dynamic shared memory. One that `waits` may begin early."""
 
     name: str
     chip: str
@@ -65,6 +66,7 @@ class Compiled:
     tensor_memory_columns: int
     global_scratch_bytes: int
     profile_scratch_bytes: int
+    waits: bool
     report: Report
 
 
@@ -120,8 +122,10 @@ def _compiled(source: Source, chip: Chip, warps: int, stages: int, made: Any, lo
         raise ToolchainError(f"kernel {source.name} for {chip.name}: compiled for {threads[1]} threads, its row says {warps} warps")
     columns, scratch, profile = (int(getattr(meta, name, 0) or 0) for name in ("tmem_size", "global_scratch_size", "profile_scratch_size"))
     found = report(log, ptx, chip, warps, meta.shared, columns, source.scaled_products)
+    emitted = source.language == "triton"
+    early = waits(ptx, reads=1 if emitted else None, groups=0 < source.first_warps < warps)
     return Compiled(meta.name, chip.name, made.asm["cubin"], ptx, tuple(name for name, _ in source.parameters), warps, stages, meta.shared,
-                    columns, scratch, profile, found)
+                    columns, scratch, profile, early, found)
 
 
 def _compile(source: Source, chip: Chip, schedule: Mapping[str, Any], folder: Path) -> Any:

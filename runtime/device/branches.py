@@ -25,8 +25,9 @@ class Branching:
         self._open: dict[int, None] = {}  # calls that nobody waits for yet
         self._waits: list[int] = []
 
-    def follow(self, after: tuple[int, ...] | None, more: int | None = None) -> None:
-        """The next call waits for calls at these distances (None: for all), and for the one numbered `more`."""
+    def follow(self, after: tuple[int, ...] | None, more: int | None = None) -> bool:
+        """The next call waits for calls at these distances (None: for all), and for the one numbered `more`. Whether it waits for calls at all,
+        and not for what was captured in front of them."""
         number = len(self._nodes)
         if after is None:
             self._waits = list(self._open)
@@ -36,6 +37,7 @@ class Branching:
         if more is not None and more not in self._waits:
             self._waits.append(more)
         self._put([self._nodes[i] for i in self._waits] or self._base)
+        return bool(self._waits) or self._base is not self._last
 
     def took(self) -> None:
         """The call is a node now."""

@@ -1,7 +1,8 @@
 """The CUDA device: cubins, memory and graphs through the driver API of cuda-bindings, and nothing else of CUDA.
 
-A table is one CUDA graph: the input block goes up, the kernels run in order or in branches, the result block comes back. Launch sizes are the
-artifact's upper bounds, so nothing is read back in between. Chip, driver and every kernel are checked when the device is opened.
+A table is one CUDA graph: the input block goes up, the kernels run in order or in branches, the result block comes back; kernels that wait for
+those in front by themselves begin early (early.py). Launch sizes are the artifact's upper bounds, so nothing is read back in between. Chip,
+driver and every kernel are checked when the device is opened.
 """
 
 import ctypes
@@ -20,6 +21,7 @@ from tapeout.runtime.artifact import MANIFEST, Artifact
 from tapeout.runtime.artifact_kernels import Binary, GpuLevel
 from tapeout.runtime.device import Call, Region, Use
 from tapeout.runtime.device.branches import Branching, is_branching
+from tapeout.runtime.device.early import fits, launch_early
 from tapeout.runtime.device.host_side import host_side, locked_bytes, number_of
 from tapeout.runtime.device.memory import address
 from tapeout.runtime.errors import BinaryRefused, ChipMismatch, DeviceFailed, DriverMissing, DriverOld, MemoryRefused, SymbolMissing
@@ -108,6 +110,7 @@ class CudaDevice:
         self._driver = driver = load_driver(module)
         self._device, self._ordinal = driver("cuDeviceGet", ordinal), ordinal
         self._check(artifact.manifest.gpu)
+        self._processors = driver.attribute("MULTIPROCESSOR_COUNT", self._device)
         self._undo: list[tuple[Any, ...]] = []
         self._end = weakref.finalize(self, _undo_all, driver, self._undo)
         self._context = driver("cuDevicePrimaryCtxRetain", self._device)
@@ -258,8 +261,9 @@ class CudaDevice:
 
     # -- launches
 
-    def table(self, calls: Sequence[Call], *, copies: bool = True) -> GraphTable:
-        """Calls as one graph, between the copies of inputs and results (left out without `copies`, to time kernels alone)."""
+    def table(self, calls: Sequence[Call], *, copies: bool = True, early: bool = True) -> GraphTable:
+        """Calls as one graph, between the copies of inputs and results (left out without `copies`, to time kernels alone). Without `early`
+        every launch begins when those in front have ended, whatever its kernel can."""
         self._enter()
         self._reserve_scratch(calls)
         driver = self._driver
@@ -268,7 +272,7 @@ class CudaDevice:
         try:
             for region, size in self._copies["inputs"] if copies else ():
                 driver("cuMemcpyHtoDAsync", region.address, address(_host(region)), size, self._stream)
-            self._capture(calls)
+            self._capture(calls, early)
             for region, size in self._copies["results"] if copies else ():
                 driver("cuMemcpyDtoHAsync", address(_host(region)), region.address, size, self._stream)
         finally:
@@ -278,31 +282,34 @@ class CudaDevice:
         self._undo.append(("cuGraphExecDestroy", executable))
         return GraphTable(executable, tuple(calls))
 
-    def _capture(self, calls: Sequence[Call]) -> None:
+    def _capture(self, calls: Sequence[Call], early: bool) -> None:
         """Calls in one line, or in branches where they say what they wait for; those that share the scratch memory stay in line."""
         if not is_branching(calls):
-            for call in calls:
-                self._launch(call)
+            for number, call in enumerate(calls):
+                self._launch(call, early=early and number > 0)
             return
         order, scratch = Branching(self._driver, self._stream), None
         for number, call in enumerate(calls):
             uses = bool(self._kernels[call.kernel].binary.scratch)
-            order.follow(call.after, scratch if uses else None)
-            self._launch(call)
+            behind_calls = order.follow(call.after, scratch if uses else None)
+            self._launch(call, early=early and behind_calls)
             order.took()
             scratch = number if uses else scratch
         order.join()
 
-    def _launch(self, call: Call) -> None:
-        """One kernel: its buffers in order, then the two scratch pointers."""
+    def _launch(self, call: Call, *, early: bool = False) -> None:
+        """One kernel: its buffers in order, then the two scratch pointers. `early`: there are other kernels in front of it, and nothing else."""
         loaded = self._kernels[call.kernel]
         grid = _grid(call)
         if any(n > most for n, most in zip(grid, MOST_INSTANCES, strict=True)):
             raise BinaryRefused(f"{self._place}: {loaded.binary.function}", f"{grid} instances", f"at most {MOST_INSTANCES}")
         values = (*call.buffers, self._scratch if loaded.binary.scratch else 0, 0)
         arguments = (values, (ctypes.c_void_p,) * len(values))
-        shared = loaded.binary.shared_bytes
-        self._driver("cuLaunchKernel", loaded.function, *grid, loaded.binary.warps * WARP, 1, 1, shared, self._stream, arguments, 0)
+        threads, shared = loaded.binary.warps * WARP, loaded.binary.shared_bytes
+        if early and loaded.binary.waits and fits(grid, loaded.binary.warps, self._processors):
+            launch_early(self._driver, loaded.function, grid, threads, shared, self._stream, arguments)
+        else:
+            self._driver("cuLaunchKernel", loaded.function, *grid, threads, 1, 1, shared, self._stream, arguments, 0)
 
     def _reserve_scratch(self, calls: Sequence[Call]) -> None:
         """One scratch serves all launches, as they run one after the other; a larger one leaves the old to the graphs that know it."""

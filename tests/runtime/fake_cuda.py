@@ -2,6 +2,7 @@
 
 Device addresses are those of arrays that only copies fill, so a value that was not copied is not there. Work on a stream that is captured
 is kept in the graph and done when the graph is launched, as late steps first as the graph's edges allow. Arguments are read as the driver would.
+`early` names the steps of the last capture that may begin before those in front have ended.
 """
 
 import ctypes
@@ -23,6 +24,7 @@ class CUresult(Enum):
 
 
 class CUdevice_attribute(Enum):
+    CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76
     CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97
@@ -45,6 +47,23 @@ class CUstreamUpdateCaptureDependencies_flags(IntEnum):
     CU_STREAM_SET_CAPTURE_DEPENDENCIES = 1
 
 
+class CUlaunchAttributeID(IntEnum):
+    CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6
+
+
+class CUlaunchAttributeValue:
+    programmaticStreamSerializationAllowed = 0
+
+
+class CUlaunchAttribute:
+    id, value = None, CUlaunchAttributeValue()
+
+
+class CUlaunchConfig:
+    gridDimX = gridDimY = gridDimZ = blockDimX = blockDimY = blockDimZ = sharedMemBytes = numAttrs = 0
+    hStream, attrs = None, ()
+
+
 OK = CUresult.CUDA_SUCCESS
 Step = tuple[str, tuple[Any, ...]]
 
@@ -55,6 +74,8 @@ class FakeDriver:
     CUresult, CUdevice_attribute, CUfunction_attribute = CUresult, CUdevice_attribute, CUfunction_attribute
     CUstream_flags, CUstreamCaptureMode = CUstream_flags, CUstreamCaptureMode
     CUstreamUpdateCaptureDependencies_flags = CUstreamUpdateCaptureDependencies_flags
+    CUlaunchAttributeID, CUlaunchAttributeValue = CUlaunchAttributeID, CUlaunchAttributeValue
+    CUlaunchAttribute, CUlaunchConfig = CUlaunchAttribute, CUlaunchConfig
     CU_MEMHOSTREGISTER_DEVICEMAP, CU_MEMHOSTREGISTER_READ_ONLY, CU_MEMHOSTALLOC_DEVICEMAP = 2, 8, 2
 
     def __init__(self, library: ctypes.CDLL | None = None, *, capability: tuple[int, int] = (9, 0), version: int = 13000) -> None:
@@ -65,6 +86,7 @@ class FakeDriver:
         self.capturing: list[Step] | None = None
         self.line: list[int] = []
         self.follows: list[list[int]] = []
+        self.early: list[int] = []
         self.limit, self.devices, self.threads, self.maps = 1 << 40, 1, 1024, True
         self.unknown: set[str] = set()
         self.entries = 0
@@ -100,7 +122,7 @@ class FakeDriver:
         return OK, self.version
 
     def _cuDeviceGetAttribute(self, kind: CUdevice_attribute, device: Any) -> Any:
-        return OK, {75: self.capability[0], 76: self.capability[1], 97: 232448}[kind.value]
+        return OK, {16: 132, 75: self.capability[0], 76: self.capability[1], 97: 232448}[kind.value]
 
     def _cuDevicePrimaryCtxRetain(self, device: Any) -> Any:
         return OK, "context"
@@ -163,7 +185,7 @@ class FakeDriver:
     # -- graphs
 
     def _cuStreamBeginCapture(self, stream: Any, mode: Any) -> Any:
-        self.capturing, self.line, self.follows = [], [], []
+        self.capturing, self.line, self.follows, self.early = [], [], [], []
         return (OK,)
 
     def _capture(self, step: Step) -> None:
@@ -198,6 +220,15 @@ class FakeDriver:
         assert self.capturing is not None and len(values) == len(kinds)
         self._capture(("launch", (function, (gx, gy, gz), threads, shared, tuple(values))))
         return (OK,)
+
+    def _cuLaunchKernelEx(self, config: CUlaunchConfig, function: str, arguments: Any, extra: int) -> Any:
+        """A launch that begins early, which only what follows kernels and nothing else may."""
+        (attribute,) = config.attrs
+        assert config.numAttrs == 1 and attribute.id == 6 and attribute.value.programmaticStreamSerializationAllowed == 1
+        assert self.capturing is not None and self.line and all(self.capturing[i][0] == "launch" for i in self.line)
+        self.early.append(len(self.capturing))
+        grid, block = ([getattr(config, f"{stem}Dim{axis}") for axis in "XYZ"] for stem in ("grid", "block"))
+        return self._cuLaunchKernel(function, *grid, *block, config.sharedMemBytes, config.hStream, arguments, extra)
 
     def _cuGraphLaunch(self, graph: tuple[Step, ...], stream: Any) -> Any:
         for kind, what in graph:

@@ -432,6 +432,7 @@ EDITS = [
     (_set("gpu", None), FieldsRefused, r"kernels.step.binary: found no binary, or no gpu"),
     (_set("kernels.0.abi", "buffers-worker-workers"), FieldsRefused, "expected none for abi"),
     (_set("kernels.0.binary.occupancy", 1.5), FieldsRefused, "occupancy"),
+    (_set("kernels.0.binary.waits", 1), FieldsRefused, "waits"),
 ]
 
 

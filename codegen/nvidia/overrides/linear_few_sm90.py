@@ -7,7 +7,7 @@ Preconditions: none on values. Scales of 32 rows of a weight are equal, because 
 
 from collections.abc import Sequence
 
-from tapeout.codegen.kernel import ALL_SCALES, Buffer, Request, Schedule
+from tapeout.codegen.kernel import ALL_SCALES, SMALLEST_SCALE, Buffer, Request, Schedule
 from tapeout.codegen.nvidia.block_sizes import padded
 from tapeout.codegen.nvidia.emit import POINTERS, EmitError, Source
 from tapeout.codegen.nvidia.facts import Chip
@@ -20,12 +20,15 @@ from tapeout.dialects.types import Tensor
 TOKENS, TILE, STEP = 16, 8, 128
 MOST_TILES, MOST_WARPS, SPLITS, LEAST_STAGES = 5, 16, (1, 2, 4, 8), 3
 FEW_STEPS = 5
-"""So many steps are all under way at once where a multiprocessor has one block."""
+"""So many steps are all under way at once where a multiprocessor has at most two blocks."""
+FRONT = 2
+"""Steps whose weights are copied before the launch in front has ended, where not all are under way at once: copies end in order, so the first
+product waits for all of these. Of the widest tiles one step's (measured)."""
 EARLY_TILES = 3
 """Tiles of a warp whose words are fetched from shared memory a step early: more do not fit in registers, fewer gain nothing (measured)."""
 LEAST_WARPS = 2.5
 """Warps of a multiprocessor, on average, without which it waits more than it works."""
-MOST_SCALE = ALL_SCALES  # it looks at scales itself
+LEAST_SCALE, MOST_SCALE = SMALLEST_SCALE, ALL_SCALES  # it looks at scales itself
 LAUNCHES = (None,)
 _PLAIN = {"panel": 0, "weights_first": 1, "ahead": 0, "decoded": 1, "split": 0, "group": 0, "rows_first": 0, "total_columns": 256,
           "part_columns": 256, "part_rows": 1, "override": 1, "block_m": TOKENS, "block_k": STEP, "warps": 8, "stages": 3}  # fmt: skip
@@ -78,9 +81,15 @@ def _cuts(request: Request, chip: Chip, segments: int) -> list[tuple[bool, int, 
         stages = chip.shared_bytes_per_block // (min(turns, MOST_WARPS // warps) * _stage_bytes(request, tiles, warps))
         if stages >= LEAST_STAGES:
             steps = k // segments // STEP
-            most = steps + 1 if turns == 1 and steps <= FEW_STEPS else LEAST_STAGES + int(turns * warps * tiles < 2 * MOST_WARPS)
+            more = 0 if turns * warps * tiles >= 2 * MOST_WARPS else 3 if turns == 1 else 2
+            most = steps + 1 if turns <= 2 and steps <= FEW_STEPS else LEAST_STAGES + more
             found.append((blocks * warps < LEAST_WARPS * chip.processors, turns * split * (tiles + 1), rows, warps, min(stages, most, steps + 1)))
     return sorted(found)
+
+
+def _front(ahead: int, steps: int, tiles: int) -> int:
+    """Steps whose weights are copied in front of the wait, of those that are copied ahead."""
+    return steps if steps <= ahead else min(ahead, FRONT if tiles < MOST_TILES else 1)
 
 
 def source(symbol: str, request: Request, buffers: Sequence[Buffer], row: Schedule) -> Source:
@@ -96,11 +105,14 @@ def source(symbol: str, request: Request, buffers: Sequence[Buffer], row: Schedu
     scaled = is_scaled(request)
     arguments = ("x", *(("x_scales",) if scaled else ()), "w", "w_scales", "y", "count")
     constants = {"N": n, "K": k, "GROUPS": groups, "PITCH": k * groups, "SEGMENTS": segments, "SPLIT": split, "WARPS": warps, "TILES": tiles,
-                 "STAGES": row["stages"], "EACH": k // segments, "BLOCK_N": row["block_n"], "WIDTH": padded(tiles * TILE)}  # fmt: skip
+                 "STAGES": row["stages"], "EACH": k // segments, "BLOCK_N": row["block_n"], "WIDTH": padded(tiles * TILE),
+                 "FRONT": _front(row["stages"] - 1, k // segments // STEP, tiles)}  # fmt: skip
     pieces = ["x_words", *(["x_word"] if scaled else []), *(f"{part}{j}" for j in range(tiles) for part in ("words", "word"))]
     text = template("linear_few_sm90").render(
         name=symbol, constants=constants, arguments=arguments, scaled=scaled, block_n=row["block_n"], pieces=pieces,
-        sums=[f"sum{j}" for j in range(tiles)], early=tiles == EARLY_TILES,
+        sums=[f"sum{j}" for j in range(tiles)], early=tiles == EARLY_TILES, at_once=k // segments // STEP < row["stages"],
+        rings="ring, x_ring, scale_ring" + (", x_scale_ring" if scaled else ""),
+        x_copies="x_ring, x_scale_ring, x_at, x_scale_at, x_mask, x_scale_mask" if scaled else "x_ring, x_at, x_mask",
     )  # fmt: skip
     parameters = tuple((role, POINTERS[b.element]) for role, b in zip(arguments, buffers, strict=True))
     return Source(symbol, text + "\n", parameters, warps * TOKENS * STEP, 0, "gluon", warps)

@@ -4,6 +4,7 @@ Its numbers come from a GPU (`python -m tests.bench.gpu`): Gluon has no interpre
 instructions, on numpy; the windows, over all bytes; that sums in units of scales are exact inside them.
 """
 
+import itertools
 import os
 import re
 from dataclasses import replace
@@ -80,7 +81,13 @@ def test_more_rows_have_rows_of_their_own():
 
 @pytest.mark.parametrize("number", [Q8, BF16])
 def test_narrow_layers_have_one_row_for_all_buckets(number):
-    """Their plain forms would add other 16 columns at a time than decoded ones do (seen on a GPU: two numbers of 768 in the last bit)."""
+    """Their plain forms would add other 16 columns at a time than decoded ones do (seen on a GPU: two numbers of 768 in the last bit). So it is for
+    those that the override leaves alone, of 96, 160 and 224 columns or in groups of 12 rows."""
+    for chip, n, k, groups in itertools.product((SM90, SM100), (12, 32, 48, 60), (96, 128, 160, 224, 512), (1, 4)):
+        asked = request(n * groups, k, x=number, groups=groups)
+        rows = [linear_for(asked, chip, rows) for rows in (1, 16, 17, 128, 129, 4096)]
+        if not (chip.scaled_products and number == Q8):  # codes are multiplied as they are
+            assert all(row == {**rows[0], "split": row["split"]} for row in rows), (chip.name, n, k, groups)
     narrow = [linear_for(request(48, 128, x=number), SM90, rows) for rows in (1, 16, 64, 128, 129, 4096)]
     assert narrow[0]["override"] == 1 and all(row == {**narrow[0], "split": row["split"]} for row in narrow)
     assert linear_for(request(64, 128, x=number), SM90, 4096) != linear_for(request(64, 128, x=number), SM90, 16)
@@ -95,6 +102,18 @@ def test_another_definition_stops_the_build(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(linear_few_sm90, "MEANINGS", (linear_few_sm90.MEANINGS[0], "0" * 16))
     with pytest.raises(EmitError, match="the override was checked against tile kernel 0000000000000000, the definition now gives"):
         source_for(kernel(request(1280, 5120)), SM90)
+
+
+@pytest.mark.parametrize(("shape", "front", "at_once"), [
+    ((512, 5120), 5, True), ((4096, 1280), 5, True), ((5120, 2304), 2, False), ((5120, 8192), 1, False)])  # fmt: skip
+def test_the_first_weights_are_copied_before_the_launch_in_front_has_ended(shape: tuple[int, int], front: int, at_once: bool):
+    """All of them where all steps are under way at once: then nothing is copied in the loop, and it is written out."""
+    source = source_for(kernel(request(*shape)), SM90)
+    assert source is not None and f"FRONT = gl.constexpr({front})" in source.text
+    before, behind = source.text.split("    gdc_wait()")
+    body = before[before.rindex("\ndef ") :]
+    assert "_copy_weights(i, i" in body and "_copy_x(" not in body and body.count("gl.load(") == body.count("gl.load(count)") == 1
+    assert ("for i in gl.static_range(EACH // STEP):" in behind) is at_once
 
 
 @pytest.mark.parametrize("settings", [{"block_n": 12}, {"warps": 4}, {"block_m": 32}, {"stages": 1}, {"block_n": 160, "warps": 8}])

@@ -2,7 +2,7 @@
 
 The source that is compiled is the source that is run. Functions of the interpreter are replaced by exact ones: conversions between floats (it
 truncates where it narrows), products of BF16 (it multiplies their bits) and compares of overflow, which wrapping sums would trip. Inline
-assembly, which it does not know, is run by ptx.py.
+assembly, which it does not know, is run by ptx.py; instances run one after the other, so waits for other launches do nothing.
 Triton decides when it is imported whether it interprets: this module must be first, and compiles run in other processes.
 """
 
@@ -102,6 +102,8 @@ def function(text: str, name: str) -> Callable[..., None]:
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
+        for order in ("gdc_wait", "gdc_launch_dependents"):
+            setattr(module, order, lambda: None)
         for called in [key for key, value in vars(module).items() if isinstance(value, JITFunction) and key != name]:
             setattr(module, called, interpreter.InterpretedFunction(getattr(module, called).fn))
         kernel = interpreter.InterpretedFunction(getattr(module, name).fn).rewrite()
