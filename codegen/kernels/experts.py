@@ -70,7 +70,9 @@ def expert_gate(request: Request, schedule: Schedule) -> Kernel:
     def blocks(*buffers: Value) -> list[Value]:
         return [t.ceil_div(row_count(buffers), block_rows)]
 
-    order = f"expert: sum over k in blocks of {block_k}, ascending" + (f", then over {segments} segments" if segments else "")
+    one_kind = segments and all(isinstance(v, Tensor) and v.number.element == "bf16" for v in request.operands[:2])
+    steps = "sum over k" if one_kind else f"sum over k in blocks of {block_k}"  # products of BF16 factors go on one after another
+    order = f"expert: {steps}, ascending" + (f", then over {segments} segments" if segments else "")
     layouts, work = {1: weight_layout((experts, k), view.number, False, panel)}, (Workspace("f32", lambda rows: rows * pieces * columns),)
     if not segments:
         return Kernel(whole, blocks, order, layouts, work)
@@ -180,7 +182,8 @@ def _cannot_multiply(request: Request) -> str | None:
 @family("moe.expert_linear", refuses=_cannot_multiply)
 def expert_linear(request: Request, schedule: Schedule) -> Kernel:
     """y_i = weight[e] x_i of the sorted pairs i of every expert. Grid: experts x column blocks, with `spread` in the schedule x as many
-    instances that take turns; an instance without pairs leaves at once.
+    instances that take turns, with `spread` 0 x as many as take one block each, for an expert has a pair of a row at most; an instance
+    without pairs leaves at once.
 
     FP8 rows and FP4 weights are decoded to BF16, which is exact. Gathered rows: pair to row numbers go through a workspace slice of the
     column block, which no other instance writes. `decoded` in the schedule: 1, a launch in front gathers and decodes the rows of pairs; 2, an
@@ -210,10 +213,10 @@ def expert_linear(request: Request, schedule: Schedule) -> Kernel:
             b.results[0].folded(n).store(end, [m0, t.mul(part, block_n)], acc)
 
         start = first if spread == 1 else t.add(first, t.mul(t.program_id(2), block_m))
-        t.loop(start, end, spread * block_m, [], rows)
+        t.loop(start, end if spread else t.minimum(end, t.add(start, block_m)), (spread or 1) * block_m, [], rows)
 
     def grid(*buffers: Value) -> list[Value]:
-        return [experts, n // block_n, *([spread] if spread > 1 else [])]
+        return [experts, n // block_n, *([spread] if spread > 1 else [] if spread else [t.ceil_div(row_count(buffers), block_m)])]
 
     work = (Workspace("i32", lambda rows: rows * choices * (n // block_n)),) if numbered else ()
     if decoded:

@@ -61,7 +61,8 @@ class Cut:
     Entries of the schedule row that a target may leave out: `segments` (1); `split` (0), the segments of a block are instances of a launch
     of their own, whose f32 sums a second launch adds up: few rows then keep a whole chip busy; `decoded` (0), factors with scales are decoded
     to BF16 before they are multiplied: 1 where they are loaded, 2 rows of x once, by a launch of their own, 3 the weight too, which pays for
-    many rows, 4 the weight once and x where it is loaded; `group` (0), so many row blocks take one block of columns after another and share what
+    many rows, 4 the weight once and x where it is loaded, 5 as 2, rows in BF16 too, for a chip's own source that wants them in another order;
+    `group` (0), so many row blocks take one block of columns after another and share what
     a cache holds of it; `turns` (1), so many blocks of columns an instance takes one after another; `ahead` (0), scales, which are too small for
     a target's pipeline of copies, are loaded one step ahead; `rows_first` (0), x is the left factor after all, weights lie as they do.
     `part_rows` and `part_columns` are the block of a launch that decodes, `total_columns` that of one that adds up.
@@ -121,6 +122,8 @@ def linear(request: Request, schedule: Schedule) -> Kernel:
     assert isinstance(view, Tensor)
     (n, k), number = view.sized(0), number_of(request, 1)
     cut = Cut(n, k, request["groups"], schedule)
+    if cut["decoded"] and not cut["weights_first"]:
+        raise KernelError(f"schedule entry decoded is {cut['decoded']}, expected 0 where weights_first is 0: weights lie as [K, N] then")
     if cut["panel"]:
         block(schedule, "block_n", cut.width, cut["panel"])
     each = k // block({"segments": cut.segments}, "segments", k)
@@ -151,7 +154,7 @@ def _with_room(size: Callable[[int], int]) -> Callable[[int], int]:
 
 def _is_decoded(request: Request, cut: Cut, operand: int) -> bool:
     """Whether a launch of its own decodes a factor."""
-    return cut["decoded"] in ((2, 3), (3, 4))[operand] and number_of(request, operand).scaling is not None
+    return cut["decoded"] in ((2, 3, 5), (3, 4))[operand] and (number_of(request, operand).scaling is not None or cut["decoded"] == 5)
 
 
 def _bound(request: Request, cut: Cut, buffers: Sequence[Value]) -> tuple[Rows, Rows, Bound]:
@@ -258,9 +261,13 @@ def _decoding(request: Request, cut: Cut, operand: int, work: int) -> Part:
         b = bind(request, buffers)
         rows, source = cut.n if operand else b.rows, b.operands[operand]
         at = [t.mul(t.program_id(1), height), t.mul(t.program_id(0), size)]
-        scales = t.View(source.scales, [rows, columns // SCALE_GROUP]).load([at[0], by(at[1], SCALE_GROUP)], [height, size // SCALE_GROUP])
-        codes = t.View(source.values, [rows, columns]).load(at, [height, size])
-        t.View(b.workspaces[work], [rows, columns]).store(at, t.exact_bf16(t.dequantize_q8(codes, scales)))
+        if source.number.scaling is not None:
+            scales = t.View(source.scales, [rows, columns // SCALE_GROUP]).load([at[0], by(at[1], SCALE_GROUP)], [height, size // SCALE_GROUP])
+            codes = t.View(source.values, [rows, columns]).load(at, [height, size])
+            values = t.exact_bf16(t.dequantize_q8(codes, scales))
+        else:
+            values = source.raw(rows, at, [height, size])
+        t.View(b.workspaces[work], [rows, columns]).store(at, values)
 
     return Part(body, lambda *b: [columns // size, -(-cut.n // height) if operand else t.ceil_div(row_count(b), height)])
 

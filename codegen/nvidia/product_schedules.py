@@ -16,8 +16,8 @@ SCALE_GROUP = 32
 FEW, SOME = 16, 128
 """Largest buckets of the first two classes of rows."""
 NARROW = 64
-"""Columns of a group without which products are no wgmma, and the plain forms of codes then sum 16 columns that are not next to each other:
-where the form for few rows covers a layer, it serves all buckets."""
+"""Columns of a group without which products are no wgmma, and the plain forms of codes then sum 16 columns that are not next to each other, unlike
+forms that decode in front: one row serves all buckets of such a layer, so that they have the same bits."""
 STEP = 64
 """A segment of K is a multiple of twice as many columns."""
 LARGE = 8 << 20
@@ -89,8 +89,8 @@ def _decoded_linear(request: Request, chip: Chip, rows: int, count: int, block_n
         return power(k // count, limit, SCALE_GROUP) if not scaled or k % STEP == 0 else fitting(k, limit, SCALE_GROUP)
 
     found = {"split": int(rows <= SOME and count > 1), "ahead": int(scaled or _scaled_rows(request))}
-    few = linear_few_sm90.row(request, chip, count) if rows <= FEW or width < NARROW else None
-    if few is not None or rows <= FEW:
+    if rows <= FEW or (width < NARROW and (scaled or _scaled_rows(request))):
+        few = linear_few_sm90.row(request, chip, count)
         return {**found, **(few or {"block_m": 16, "block_k": step(2 * STEP), "decoded": 1, "warps": 4, "stages": 4})}
     if rows <= SOME and _is_bf16(request):
         return {**_bf16_linear(width, k, count, block_n), **found}
@@ -156,7 +156,7 @@ def mixer_for(request: Request, chip: Chip, rows: int) -> Schedule:
     count, k, _ = _weight(request)
     whole = k // MIXER_STEP if k % MIXER_STEP == 0 else 1
     cut = max(s for s in range(1, MIXER_SEGMENTS + 1) if whole % s == 0)
-    row = {"block_k": power(k // cut, MIXER_STEP, 16), "panel": padded(count), "segments": cut, "stages": 3, "warps": 4,
+    row = {"block_k": power(k // cut, MIXER_STEP, 16), "panel": padded(count), "segments": cut, "stages": 3, "warps": 2,
            "grouped": max(d for d in range(1, MIXER_GROUP + 1) if cut % d == 0)}  # fmt: skip
     if rows > MIXER_JOINED:
         return {**row, "block_rows": 128, "joined": int(not chip.tensor_memory_bytes), "finished_rows": 4, "part_warps": 8}

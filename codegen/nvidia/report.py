@@ -56,7 +56,7 @@ def report(log: str, ptx: str, chip: Chip, warps: int, shared: int, tensor_colum
 def before(family: str, schedule: Mapping[str, Any], source: Source, chip: Chip) -> list[str]:
     """What a schedule row asks for that the chip cannot give, as sentences; known before anything is compiled."""
     warps, found = int(schedule["warps"]), []
-    several = source.first_warps and warps % source.first_warps == 0  # groups of warps, each of a power of two
+    several = source.first_warps and warps % 4 == 0  # groups of warps, each of a power of two, that are multiples of four together
     if warps < 1 or (warps & (warps - 1) and not several) or warps * WARP > 1024:
         found.append(f"{family}: warps is {warps}; expected 1, 2, 4, 8, 16 or 32")
     if not 1 <= int(schedule["stages"]) <= 8:

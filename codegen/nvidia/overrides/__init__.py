@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
-from tapeout.codegen.kernel import ALL_SCALES, Buffer, Request, Schedule
+from tapeout.codegen.kernel import ALL_SCALES, SMALLEST_SCALE, Buffer, KernelError, Request, Schedule
 from tapeout.codegen.nvidia.emit import EmitError, Source
 from tapeout.codegen.nvidia.facts import Chip
 from tapeout.codegen.nvidia.overrides import attend_sm90, expert_linear_sm90, linear_few_sm90, linear_many_sm90, linear_some_sm90
@@ -38,6 +38,11 @@ class Override(Protocol):
         """Digests of those tile kernels as they were when the source was checked on a GPU."""
 
     @property
+    def LEAST_SCALE(self) -> int:
+        """The smallest E8M0 byte of a weight's scales, but for byte 0 over a group of zeros, that it multiplies by exactly; loaders refuse smaller
+        ones."""
+
+    @property
     def MOST_SCALE(self) -> int:
         """The largest E8M0 byte of a weight's scales that it multiplies by exactly; loaders refuse larger ones."""
 
@@ -60,12 +65,12 @@ def source_for(kernel: "TileKernel", chip: Chip) -> Source | None:
     Raises `EmitError` where the row asks for an override that does not cover the request, or whose tile kernels are not those it was checked
     against.
     """
-    from tapeout.codegen.select_kernels import PART
+    from tapeout.codegen.tuned_rows import PART
 
     row = dict(kernel.choice.schedule)
     if not row.get(OVERRIDE):
         return None
-    own = BY_FAMILY[kernel.choice.family][row[OVERRIDE] - 1]
+    own = _at(kernel.choice.family, row[OVERRIDE])
     if row.get(PART) not in own.LAUNCHES:
         return None
     reason = own.why_not(kernel.choice.request, chip)
@@ -77,13 +82,25 @@ def source_for(kernel: "TileKernel", chip: Chip) -> Source | None:
                 f"kernel {kernel.symbol}: the override was checked against tile kernel {checked}, the definition now gives {found}; "
                 "compare it on a GPU again (python -m tests.bench.gpu), then set MEANINGS"
             )
-    return own.source(kernel.symbol, kernel.choice.request, kernel.buffers, row)
+    try:
+        return own.source(kernel.symbol, kernel.choice.request, kernel.buffers, row)
+    except (ArithmeticError, LookupError, ValueError) as error:  # what its arithmetic says of entries that are not its own row's
+        raise EmitError(f"kernel {kernel.symbol}: the override of {chip.name} has no form for {row} ({error}); set override to 0") from None
 
 
-def most_scale(choice: "Choice") -> int:
-    """The largest E8M0 byte of its weight's scales that a choice's kernel multiplies by exactly."""
+def scale_limits(choice: "Choice") -> tuple[int, int]:
+    """The smallest and the largest E8M0 byte of its weight's scales that a choice's kernel multiplies by exactly."""
     place = dict(choice.schedule).get(OVERRIDE)
-    return BY_FAMILY[choice.family][place - 1].MOST_SCALE if place else ALL_SCALES
+    own = _at(choice.family, place) if place else None
+    return (SMALLEST_SCALE, ALL_SCALES) if own is None else (own.LEAST_SCALE, own.MOST_SCALE)
+
+
+def _at(family: str, place: int) -> Override:
+    """The override that a row names; raises `KernelError` where the family has none there."""
+    known = BY_FAMILY.get(family, ())
+    if place > len(known):
+        raise KernelError(f"schedule entry {OVERRIDE} of {family} is {place}, expected 0 to {len(known)}")
+    return known[place - 1]
 
 
 def meanings_of(family: str, own: Override) -> tuple[str, ...]:

@@ -2,7 +2,10 @@
 
 They compute what the tile kernel of the same schedule row computes, in the same order: blocks of 128 columns, the even ones first, 16 at a time.
 Few pairs an expert: an instance decodes their rows itself. More: a launch in front decodes them once, in the order of the fragments that the
-second launch makes. Preconditions: scales of weights lie between 2^-116 and 2^17, those of rows do not exceed 2^111, counts are those of `order`.
+second launch makes. Up to 512 rows and 64 experts: every instance takes one block of up to 64 pairs, so that a weight is read and decoded once
+(`spread` 0; a template of its own, expert_some_sm90); else instances take turns.
+Preconditions: scales of weights lie between 2^-116 and 2^17, those of rows do not exceed 2^111, counts are those of `order`, and an expert has
+at most one pair of a row.
 """
 
 from collections.abc import Sequence
@@ -24,7 +27,9 @@ SHORT, CROWDED = 512, 64
 """Rows up to which blocks are small ones, because the bytes of weights still count; experts up to which one may have many times the mean."""
 IN_FRONT, HERE = 1, 2
 """Where rows are decoded: the row's `decoded`."""
-MOST_SCALE = 144  # 2^17
+CUTS, RIGHT_BYTES, HALF_BYTES = (32, 64), 32768, 128
+"""Pairs that products of some pairs are cut for; bytes of shared memory for the right factor, and of half a step of it for each pair."""
+LEAST_SCALE, MOST_SCALE = 11, 144  # 2^-116, 2^17
 LAUNCHES = (None, 0)
 ROLES = ("x", "x_scales", "w", "w_scales", "order", "offsets", "out")
 
@@ -58,6 +63,8 @@ def row(request: Request, rows: int) -> Schedule:
     if pairs <= 16:
         tokens, stages = 8 if pairs <= 12 else 16, 6 if rows <= 16 else 4
         return {**plain, "decoded": HERE, "block_m": tokens, "block_n": 64, "spread": 1 if rows <= tokens else 2, "warps": 4, "stages": stages}
+    if experts <= CROWDED and rows <= SHORT:
+        return {**plain, "decoded": IN_FRONT, "block_m": CUTS[-1], "block_n": 64, "spread": 0, "warps": 4, "stages": 4, "registers": 96}
     if pairs <= 64 or rows <= SHORT:
         tokens, most = min(64, padded(int(pairs))), 8 if experts <= CROWDED else 2
         return {**plain, "decoded": IN_FRONT, "block_m": tokens, "block_n": 64, "spread": min(most, -(-rows // tokens)), "warps": 4, "stages": 3}
@@ -70,22 +77,26 @@ def source(symbol: str, request: Request, buffers: Sequence[Buffer], row: Schedu
     """The kernel's source under its symbol; `buffers` in launch order. Raises `EmitError` where the row cuts otherwise than it can."""
     view = request.operands[1]
     assert isinstance(view, Tensor)
-    _, n, k = view.sized(0)
-    rows, tokens, warps, part = row["block_n"], row["block_m"], row["warps"], row.get("part")
+    experts, n, k = view.sized(0)
+    rows, tokens, warps, part, some = row["block_n"], row["block_m"], row["warps"], row.get("part"), not row["spread"]
     cut = warps == row["part_columns"] // WARP_COLUMNS if part == 0 else rows in (ROWS * warps // 4, ROWS * warps // 2)
+    if some and (row["decoded"] != IN_FRONT or tokens != CUTS[-1] or (part is None and (rows != ROWS or row["stages"] & (row["stages"] - 1)))):
+        cut = False
     if not cut or row["block_k"] != STEP or row["stages"] < 2 or row["decoded"] not in (IN_FRONT, HERE):
         raise EmitError(f"kernel {symbol}: the override of expert products cannot cut so: {dict(row)}; set override to 0")
     constants = {"K": k, "ROWS": n, "M": rows, "N": tokens, "STAGES": row["stages"], "WARPS": warps, "CHOICES": columns_of(request.operands[2]),
                  "GATHERED": bool(request["gathered"]), "STEP": STEP if row["decoded"] == IN_FRONT else LONG_STEP,
                  "CHUNK": 4 if tokens > 64 else 8, "PIECE": row["part_columns"], "TURNS": row["part_turns"]}  # fmt: skip
     arguments = (*ROLES, *(("rows",) if len(buffers) == len(ROLES) + 2 else ()), "count")
-    text = template("expert_linear_sm90").render(
-        name=symbol, constants=constants, arguments=arguments, part=part, decoded=row["decoded"], spread=row["spread"],
-        ahead=tokens >= 256, halved=tokens >= 128, unrolled=row["stages"] if tokens <= 64 else 1,
-    )  # fmt: skip
+    given = {"name": symbol, "constants": constants, "arguments": arguments, "part": part, "decoded": row["decoded"], "spread": row["spread"]}
+    if some and part is None:
+        text = template("expert_some_sm90").render(**given, right_bytes=RIGHT_BYTES, places={p: RIGHT_BYTES // (HALF_BYTES * p) for p in CUTS})
+    else:
+        text = template("expert_linear_sm90").render(
+            **given, experts=experts, swizzled=some, ahead=tokens >= 256, halved=tokens >= 128, unrolled=row["stages"] if tokens <= 64 else 1,
+        )  # fmt: skip
     parameters = tuple((role, POINTERS[b.element]) for role, b in zip(arguments, buffers, strict=True))
     return Source(symbol, text + "\n", parameters, rows * tokens, 0, "gluon", warps)
-
 
 
 def _case(rows: int, gathered: bool) -> tuple[Request, Schedule]:
@@ -97,5 +108,5 @@ def _case(rows: int, gathered: bool) -> tuple[Request, Schedule]:
 
 
 CASES = (_case(1, True), _case(128, False), _case(4096, True))
-MEANINGS = ("5396a111cc06b058", "f5f0f3558ac95604", "79989d935e106519")
+MEANINGS = ("5396a111cc06b058", "d1ce70b7e0acd538", "79989d935e106519")
 """Digests of their tile kernels as they were when the source was checked on a GPU."""

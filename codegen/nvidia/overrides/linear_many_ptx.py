@@ -14,8 +14,9 @@ LEFT_REGISTERS = 16
 READ_OPERANDS = ",".join(["=&r"] * LEFT_REGISTERS + ["r"] * 2)
 LEFT_OPERANDS = ",".join(["=&r"] * LEFT_REGISTERS + ["r"] * (LEFT_REGISTERS + 2))
 WAIT = """{ .reg .pred p, enough;
-            setp.ne.s32 enough, $2, 0;
-            again: mbarrier.try_wait.parity.shared::cta.b64 p, [$0], $1; or.pred p, p, enough; @!p bra.uni again; }"""
+            setp.ne.s32 enough, $2, 0; @enough bra.uni over;
+            again: mbarrier.try_wait.parity.shared::cta.b64 p, [$0], $1; @!p bra.uni again; over: }"""
+"""Where it is enough the barrier is not asked at all: a question about a phase that does not end is answered after microseconds."""
 SCALE_BIAS = 88 << 7
 """An e8m0 byte s plus 88 is the exponent field of 2^(s - 127 + 120 - 32)."""
 

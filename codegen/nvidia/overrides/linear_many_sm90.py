@@ -2,7 +2,8 @@
 
 FP8 rows with scales of 32 columns times an FP8 weight with scales of 32x32 elements. It computes what the tile kernels of the same row compute:
 segments of K from zero on, 16 columns after another, added in order. The right factor is decoded by a launch in front, and lies as the tensor
-cores read it. Preconditions: scales of the left factor lie between 2^-92 and 2^39, those of the right one below 2^86.
+cores read it. Preconditions: scales of the left factor lie between 2^-92 and 2^39, those of the right one below 2^86. Loaders hold weights to that;
+rows of x are not looked at: smaller groups of one are lost, as they would be beside any other group of it in a sum of FP32.
 """
 
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ that decodes, that adds up segments; of a step of the plain form, also in wide b
 to do. Measured on an H200."""
 _Cut = tuple[float, int, Schedule]
 BARRIER_BYTES = 256
-MOST_SCALE = 166  # 2^39
+LEAST_SCALE, MOST_SCALE = 35, 166  # 2^-92, 2^39
 LAUNCHES, PLACE = (0, 1, None), 3
 """The launches it stands for; its place among the overrides of linear layers."""
 _PLAIN = {"panel": 0, "weights_first": 1, "ahead": 1, "split": 0, "group": 0, "total_columns": 256, "part_columns": DECODE_COLUMNS,
@@ -164,11 +165,18 @@ def source(symbol: str, request: Request, buffers: Sequence[Buffer], row: Schedu
     given = {"name": symbol, "constants": _constants(request, row, tile), "arguments": arguments, "rows_left": rows_left, "left": left,
              "left_scales": left_scales, "right": right, "right_scales": right_scales}  # fmt: skip
     if row.get("part") == 0:
-        text = template("linear_many_sm90_decode").render(**given, code=ptx.decoded_pair(), tensor_maps=ptx.tensor_maps(shape(request)[1], tile))
+        given["constants"] = decode_constants(row, shape(request)[1]) | {"N": shape(request)[0]}
+        maps = ptx.tensor_maps(shape(request)[1], tile)
+        text = template("linear_many_sm90_decode").render(**given, ptx=ptx, scaled=True, turned=False, tensor_maps=maps)
     else:
         text = template("linear_many_sm90_products").render(**given, **_pieces_left(tile, rows_left, bool(row["split"])), **_words(tile))
     parameters = tuple((name, POINTERS[b.element]) for name, b in zip(arguments, buffers, strict=True))
     return Source(symbol, text + "\n", parameters, LEFT * tile, 0, "gluon")
+
+
+def decode_constants(row: Schedule, columns: int) -> dict[str, int]:
+    """Of the launch that decodes the right factor, which has so many columns."""
+    return {"K": columns, "PART_ROWS": row["part_rows"], "PART_COLUMNS": row["part_columns"], "WARPS": row["warps"]}
 
 
 def _tile(row: Schedule) -> int:
@@ -196,7 +204,7 @@ def _constants(request: Request, row: Schedule, tile: int) -> dict[str, int | bo
     steps = k // STEP // row["segments"]
     return {"N": n, "K": k, "TILE": tile, "SEGMENTS": row["segments"], "STEPS": steps, "TURNS": max(row.get("turns", 1), 1),
             "STAGES": row["stages"], "SPLIT": bool(row["split"]), "ROWS_LEFT": row["decoded"] == 4,
-            "TURN_STEPS": steps if row["split"] else k // STEP, "PART_ROWS": row["part_rows"], "PART_COLUMNS": row["part_columns"]}  # fmt: skip
+            "TURN_STEPS": steps if row["split"] else k // STEP}
 
 
 def _pieces_left(tile: int, rows_left: bool, split: bool) -> dict[str, object]:

@@ -24,8 +24,8 @@ from tests.codegen.nvidia import ptx
 from tests.codegen.nvidia.compiling import compiled, jobs
 
 SHAPES = {
-    (25600, 6144, 1): (256, 0), (5120, 15360, 1): (320, 1), (5120, 8192, 1): (320, 1), (32768, 1280, 1): (256, 0), (2304, 5120, 1): (128, 1),
-    (5120, 2304, 1): (128, 1), (1280, 5120, 1): (128, 1), (4096, 1280, 1): (64, 1), (512, 5120, 1): (64, 1), (8192, 4096, 8): (256, 1),
+    (25600, 6144, 1): (256, 0), (5120, 15360, 1): (320, 1), (5120, 8192, 1): (320, 1), (32768, 1280, 1): (256, 0), (2304, 5120, 1): (64, 1),
+    (5120, 2304, 1): (64, 1), (1280, 5120, 1): (64, 1), (4096, 1280, 1): (64, 1), (512, 5120, 1): (64, 1), (8192, 4096, 8): (256, 1),
 }  # fmt: skip
 """Rows of the weight in an instance, whether K is split."""
 
@@ -47,7 +47,7 @@ def test_shapes_of_the_slice_are_cut_to_fill_the_chip(shape: tuple[int, int, int
     row, many = linear_for(request(*shape), SM90, 64), linear_for(request(*shape), SM90, 4096)
     assert (row["block_n"], row["split"], row["override"]) == (*cut, 2) and row["segments"] == many["segments"]
     instances = shape[0] // row["block_n"] * (row["segments"] if row["split"] else 1)
-    assert SM90.processors * 0.45 < instances <= SM90.processors
+    assert SM90.processors * 0.45 < instances <= SM90.processors * (2 if row["stages"] == 4 and row["block_n"] == 64 else 1)
 
 
 @pytest.mark.parametrize(("rows", "place"), [(16, 1), (17, 2), (128, 2)])
@@ -83,36 +83,47 @@ def test_another_definition_stops_the_build(monkeypatch: pytest.MonkeyPatch):
         source_for(kernels(request(1280, 5120))[0], SM90)
 
 
-@pytest.mark.parametrize("settings", [{"block_n": 96}, {"block_n": 64}, {"part_warps": 8}, {"block_m": 32}])
+@pytest.mark.parametrize("settings", [{"block_n": 96}, {"block_n": 128}, {"part1_warps": 8}, {"block_m": 32}, {"part_rows": 4}, {"stages": 3}])
 def test_a_row_that_cuts_otherwise_is_refused(settings: dict[str, int]):
     with pytest.raises(EmitError, match=r"the override for some rows cannot cut so: block_m \d+, block_n \d+, segments 8"):
-        source_for(kernels(request(1280, 5120), **settings)[0], SM90)
+        source_for(kernels(request(1280, 5120), **settings)[1], SM90)
 
 
 def test_the_launch_that_adds_up_is_emitted():
-    segments, total = kernels(request(1280, 5120))
-    assert source_for(segments, SM90) is not None and source_for(total, SM90) is None
-    assert [source_for(k, SM90) for k in kernels(request(1280, 5120), override=0)] == [None, None]
+    rows, segments, total = kernels(request(1280, 5120))
+    assert source_for(rows, SM90) is not None and source_for(segments, SM90) is not None and source_for(total, SM90) is None
+    assert [source_for(k, SM90) for k in kernels(request(1280, 5120), override=0)] == [None, None, None]
 
 
 def test_the_source_names_its_kernel_and_has_the_requests_numbers():
-    made = kernels(request(5120, 8192))[0]
+    made = kernels(request(5120, 8192))[1]
     source = source_for(made, SM90)
-    assert source is not None and (source.name, source.language, source.first_warps) == (made.symbol, "gluon", 4)
-    assert f"def {made.symbol}(x, x_scales, w, w_scales, y, sums, count):" in source.text and "EACH = gl.constexpr(1024)" in source.text
-    assert [kind for _, kind in source.parameters] == ["*fp8e4nv", "*i8", "*fp8e4nv", "*i8", "*bf16", "*fp32", "*i32"]
+    assert source is not None and (source.name, source.language, source.first_warps) == (made.symbol, "gluon", 16)
+    assert f"def {made.symbol}(x, x_scales, w, w_scales, y, decoded, sums, count):" in source.text and "STEPS = gl.constexpr(8)" in source.text
+    assert [kind for _, kind in source.parameters] == ["*fp8e4nv", "*i8", "*fp8e4nv", "*i8", "*bf16", "*bf16", "*fp32", "*i32"]
     assert source == source_for(made, SM90) and "{{" not in source.text
-    grouped = source_for(kernels(request(8192, 4096, 8))[0], SM90)
-    assert grouped is not None and "PITCH = gl.constexpr(32768)" in grouped.text and "(x, w, w_scales, y, sums, count)" in grouped.text
-    (whole,) = kernels(request(25600, 6144))
+    rows, grouped, _ = (source_for(k, SM90) for k in kernels(request(8192, 4096, 8)))
+    assert rows is not None and "K = gl.constexpr(32768)" in rows.text and "(x, w, w_scales, y, decoded, sums, count)" in rows.text
+    assert grouped is not None and "WIDTH = gl.constexpr(1024)" in grouped.text and grouped.first_warps == 0
+    _, whole = kernels(request(25600, 6144))
     source = source_for(whole, SM90)
-    assert source is not None and "total.store(acc)" in source.text and "PITCH_OUT = gl.constexpr(25600)" in source.text
+    assert source is not None and "total += sums" in source.text and "staged" in source.text and "PITCH_OUT = gl.constexpr(25600)" in source.text
 
 
-def _inline(shape: tuple[int, int, int], function: str) -> str:
-    source = source_for(kernels(request(*shape))[0], SM90)
+@pytest.mark.parametrize(("shape", "columns"), [((128, 128, 1), 128), ((192, 384, 1), 128), ((320, 256, 1), 256)])
+def test_small_layers_have_launches_of_whole_pieces_and_no_copies_behind_the_last_step(shape: tuple[int, int, int], columns: int):
+    rows, products = kernels(request(*shape))
+    assert dict(rows.choice.schedule)["part_columns"] == columns
+    source = source_for(products, SM90)
+    assert source is not None and f"AHEAD = gl.constexpr({min(5, shape[1] // 128)})" in source.text
+
+
+def _inline(shape: tuple[int, int, int], launch: int, outputs: str) -> str:
+    """The inline text of a launch with such operands."""
+    source = source_for(kernels(request(*shape))[launch], SM90)
     assert source is not None
-    found = re.search(rf'def {function}\(.*?inline_asm_elementwise\(\s*"""(.*?)"""', source.text, re.S)
+    end = rf'",\s*"{re.escape(outputs)}"'
+    found = re.search(rf'"""((?:(?!""").)*?)""{end}', source.text, re.S) or re.search(rf'"(.*?){end}', source.text)
     assert found is not None
     return found[1]
 
@@ -123,32 +134,47 @@ def _codes() -> np.ndarray:
     return codes
 
 
-@pytest.mark.parametrize(("function", "up", "scales"), [("_x_put", 0x1000, (-80, 0, 86)), ("_left", 0x2C00, (-92, 0, 39))])
-def test_decoded_codes_are_exact(function: str, up: int, scales: tuple[int, ...]):
-    """Odd codes of a word first, x times 2^32 and weights times 2^-32, for every code and at the ends of what scales may be."""
-    codes, shift = _codes(), 32 if function == "_x_put" else -32
-    for scale in scales:
-        factor = np.full(64, ((scale + 127 << 7) + up) * 0x10001, np.uint32)
-        found = ptx.run(_inline((1280, 5120, 1), function), [codes.view(np.uint32), factor], [4, 4], 1)
-        for pairs, places in zip(found, ((1, 3), (0, 2)), strict=True):
-            wanted = codes.reshape(-1, 4)[:, places].copy().view(ml_dtypes.float8_e4m3fn).astype(np.float64) * 2.0 ** (scale + shift)
-            np.testing.assert_array_equal(pairs.view(ml_dtypes.bfloat16).astype(np.float64).reshape(-1, 2), wanted)
+@pytest.mark.parametrize("scale", [-80, 0, 86])
+def test_rows_are_decoded_exactly(scale: int):
+    """Even codes of a word, then odd ones, times 2^32: for every code and at the ends of what scales may be."""
+    codes = _codes()
+    factor = np.full(64, (scale + 127 + 32) * 0x00800080, np.uint32)
+    for shift, places in ((8, (0, 2)), (0, (1, 3))):
+        (pairs,) = ptx.run(_inline((1280, 5120, 1), 0, "=r,r,r,r"), [codes.view(np.uint32), np.full(64, shift, np.uint32), factor], [4], 1)
+        wanted = codes.reshape(-1, 4)[:, places].copy().view(ml_dtypes.float8_e4m3fn).astype(np.float64) * 2.0 ** (scale + 32)
+        np.testing.assert_array_equal(pairs.view(ml_dtypes.bfloat16).astype(np.float64).reshape(-1, 2), wanted)
+
+
+@pytest.mark.parametrize("scale", [-92, 0, 39])
+def test_weights_are_decoded_exactly(scale: int):
+    """Both halves of a step, words of two rows: even codes of a word before its odd ones, times 2^-32."""
+    codes = _codes()
+    words = np.resize(codes.view(np.uint32), 64)
+    scales = np.full(64, (scale + 127) * 0x01010101, np.uint32)
+    for half in (0, 1):
+        text = linear_some_sm90.ptx.left_factor(half)
+        found = ptx.run(text, [*([words] * 16), scales, scales], [4] * 16, 1)
+        for register, places in ((0, (0, 2)), (2, (1, 3))):
+            wanted = codes.reshape(-1, 4)[:, places].copy().view(ml_dtypes.float8_e4m3fn).astype(np.float64) * 2.0 ** (scale - 32)
+            np.testing.assert_array_equal(found[register].view(ml_dtypes.bfloat16).astype(np.float64).reshape(-1, 2), wanted)
 
 
 def test_rows_in_bf16_are_put_in_the_same_order():
     numbers = (np.random.default_rng(1).standard_normal(256) * 2.0 ** np.arange(-128, 128).clip(-60, 90)).astype(ml_dtypes.bfloat16)
     words = numbers.view(np.uint32).reshape(-1, 2)
-    found = ptx.run(_inline((8192, 4096, 8), "_x_put"), [words[:, 0].copy(), words[:, 1].copy()], [4, 4], 1)
-    for pairs, places in zip(found, ((1, 3), (0, 2)), strict=True):
+    for which, places in ((0x5410, (0, 2)), (0x7632, (1, 3))):
+        text = _inline((8192, 4096, 8), 0, "=r,r,r,r").replace("$3", str(which))
+        (pairs,) = ptx.run(text, [words[:, 0].copy(), words[:, 1].copy()], [4], 1)
         wanted = numbers.reshape(-1, 4)[:, places].astype(np.float64) * 2.0**32
         np.testing.assert_array_equal(pairs.view(ml_dtypes.bfloat16).astype(np.float64).reshape(-1, 2), wanted)
 
 
 def test_it_compiles_without_spills_to_wgmma_twice_the_same():
-    shapes = [(1280, 5120, 1), (1280, 5120, 1), (8192, 4096, 8), (25600, 6144, 1), (5120, 8192, 1)]
-    found = [(made, problems) for _, made, problems in compiled(jobs([kernels(request(*shape))[0] for shape in shapes], "sm90"))]
-    for (made, problems), groups in zip(found, (2, 2, 4, 4, 5), strict=True):
+    shapes = [(1280, 5120, 1), (1280, 5120, 1), (8192, 4096, 8), (25600, 6144, 1), (5120, 8192, 1), (128, 128, 1)]
+    found = [(made, problems) for _, made, problems in compiled(jobs([kernels(request(*shape))[1] for shape in shapes], "sm90"))]
+    for (made, problems), programs in zip(found, (1, 1, 1, 1, 2, 1), strict=True):
         assert not isinstance(made, str), made
         assert (problems, made.report.spill_stores, made.report.spill_loads) == ([], 0, 0)
-        assert dict(made.report.instructions)["wgmma.mma_async"] == 8 * groups and "ldmatrix" in made.ptx and "cp.async.cg" in made.ptx
+        assert dict(made.report.instructions)["wgmma.mma_async"] == 8 * programs and "ldmatrix" in made.ptx and "cp.async.cg" in made.ptx
+        assert made.ptx.index("cp.async.cg") < made.ptx.index("griddepcontrol.wait") < made.ptx.index("cp.async.bulk")
     assert found[0][0].cubin == found[1][0].cubin

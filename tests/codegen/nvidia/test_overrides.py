@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tapeout.codegen.kernel import KernelError
 from tapeout.codegen.lower_to_tile import TileKernel, lower
 from tapeout.codegen.nvidia import overrides
 from tapeout.codegen.nvidia.emit import EmitError
 from tapeout.codegen.nvidia.facts import SM90, SM100
-from tapeout.codegen.nvidia.overrides import attend_sm90, source_for
+from tapeout.codegen.nvidia.overrides import attend_sm90, linear_few_sm90, source_for
 from tapeout.codegen.nvidia.schedules import schedule_for
 from tapeout.codegen.select_kernels import Choice
 from tapeout.dialects.format import BF16, Q4_INDEX
@@ -71,6 +72,15 @@ def test_a_row_cannot_force_it_on_a_request_that_it_does_not_cover():
         source_for(kernel(wrong, **attend_sm90.ROW), SM90)
 
 
+def test_a_row_that_an_override_has_no_form_for_is_refused():
+    request, row = linear_few_sm90.CASES[0]
+    made = lower(Choice(request, "linear", tuple(sorted({**row, "decoded": 2}.items()))))
+    with pytest.raises(EmitError, match=r"the override of sm90 has no form for {.*'decoded': 2.*}.*; set override to 0"):
+        source_for(made, SM90)
+    with pytest.raises(KernelError, match="schedule entry override of linear is 9, expected 0 to 3"):
+        source_for(lower(Choice(request, "linear", tuple(sorted({**row, "override": 9}.items())))), SM90)
+
+
 def test_without_the_entry_the_plain_form_is_emitted():
     assert source_for(kernel(override=0), SM90) is None
 
@@ -105,9 +115,12 @@ def test_at_most_a_third_of_kernel_text_is_for_one_chip():
     assert 3 * lines[0] <= sum(lines), f"{lines[0]} of {sum(lines)} lines are for one chip"
 
 
-@pytest.mark.parametrize(("family", "most"), [("attend", [254]), ("linear", [254, 127 + 39, 127 + 39]), ("expert_linear", [127 + 17])])
-def test_each_says_what_scales_it_takes(family: str, most: list[int]):
-    for own, wanted in zip(overrides.BY_FAMILY[family], most, strict=True):
+ALL, LINEAR, EXPERTS = (0, 254), (127 - 92, 127 + 39), (127 - 116, 127 + 17)
+
+
+@pytest.mark.parametrize(("family", "limits"), [("attend", [ALL]), ("linear", [ALL, LINEAR, LINEAR]), ("expert_linear", [EXPERTS])])
+def test_each_says_what_scales_it_takes(family: str, limits: list[tuple[int, int]]):
+    for own, wanted in zip(overrides.BY_FAMILY[family], limits, strict=True):
         for request, row in own.CASES:
             choices = [Choice(request, family, tuple(sorted({**row, "override": used}.items()))) for used in (row["override"], 0)]
-            assert [overrides.most_scale(choice) for choice in choices] == [wanted, 254]
+            assert [overrides.scale_limits(choice) for choice in choices] == [wanted, ALL]
