@@ -88,6 +88,8 @@ class Workspace:
 
 ALL_SCALES = 254
 """The largest E8M0 byte that is a number: 2^127."""
+SMALLEST_SCALE = 0
+"""The smallest E8M0 byte: 2^-127. Quantizers write it where all of a group is 0."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 On a GPU nothing is read back for a launch: the grid is that of the largest count a bucket may have, and instances behind the true grid leave.
 """
 
+import re
 from functools import partial
 from typing import Any
 
@@ -21,12 +22,18 @@ def grid_at(text: str, rows: int) -> Grid:
     context = ir.Context()
     tile.load_into(context)
     with context, ir.Location.unknown():
-        return module_grid_at(ir.Module.parse(text), rows)
+        return module_grid_at(ir.Module.parse(grid_part(text)), rows)
+
+
+def grid_part(text: str) -> str:
+    """The text of a tile module without its kernel: what a grid is computed from is small."""
+    kernel, grid = (match.start() for match in re.finditer(r"^ *func\.func @", text, re.MULTILINE))
+    return text[:kernel] + text[grid:]
 
 
 def module_grid_at(module: ir.Module, rows: int) -> Grid:
-    """`grid_at` of a parsed module."""
-    grid = list(module.body.operations)[1]
+    """`grid_at` of a parsed module, whole or its `grid_part`."""
+    grid = list(module.body.operations)[-1]
     buffers = {name.value: partial(np.zeros, 1, tile_interpreter.DTYPES[str(ir.MemRefType(a.type).element_type)])()
                for name, a in zip(grid.attributes["tile.arguments"], grid.arguments, strict=True)}
     _require_only_the_count(grid)

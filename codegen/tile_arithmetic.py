@@ -393,12 +393,17 @@ def _pick(pairs: Value, which: int) -> Value:
     return found
 
 
+def pairs(first: Value, second: Value) -> Value:
+    """Two tiles [..., n] side by side, [..., n, 2]."""
+    shape = [*shape_of(first), 2]
+    found = select(_lane_mask(shape, 0), broadcast(first, -1, 2), broadcast(second, -1, 2))
+    found.owner.attributes["tile.join"] = ir.UnitAttr.get()
+    return found
+
+
 def interleave(even: Value, odd: Value) -> Value:
     """Undoes `even_odd`: two tiles [..., n] to [..., 2n]."""
-    shape = [*shape_of(even), 2]
-    pairs = select(_lane_mask(shape, 0), broadcast(even, -1, 2), broadcast(odd, -1, 2))
-    pairs.owner.attributes["tile.join"] = ir.UnitAttr.get()
-    return merge_last(pairs)
+    return merge_last(pairs(even, odd))
 
 
 def _i32(number: int) -> Any:

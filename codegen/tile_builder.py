@@ -50,6 +50,7 @@ from tapeout.codegen.tile_arithmetic import (
     near_quotient,
     negate,
     not_equal,
+    pairs,
     quotient,
     quotient_unsigned,
     reduce,
@@ -113,8 +114,8 @@ __all__ = [
     "decode_fp4_weight", "dequantize_q8", "div", "dot", "dot_scaled", "e8m0", "element_of", "encode_e4m3", "encode_fp4_row", "equal",
     "even_odd", "exact_bf16", "exp", "fp4_codes", "fp4_values", "full", "gather", "greater", "greater_equal", "index", "interleave",
     "inverse_power", "iota", "is_tile", "kernel", "kernel_name", "kind_of", "less", "less_equal", "less_unsigned", "like", "log", "log1p",
-    "logical_not", "loop", "maximum", "merge_first", "merge_last", "minimum", "mul", "near_quotient", "negate", "not_equal", "power_exponent",
-    "program_id", "quantize_fp4_index", "quantize_fp4_main", "quantize_q8", "quotient", "quotient_unsigned", "reduce", "remainder",
+    "logical_not", "loop", "maximum", "merge_first", "merge_last", "minimum", "mul", "near_quotient", "negate", "not_equal", "pairs",
+    "power_exponent", "program_id", "quantize_fp4_index", "quantize_fp4_main", "quantize_q8", "quotient", "quotient_unsigned", "reduce", "remainder",
     "remainder_unsigned", "round_bf16", "rsqrt", "scalar", "scatter", "select", "shape_of", "shl", "shr", "shr_unsigned", "sigmoid", "silu",
     "softplus", "splat", "split_first", "split_last", "sqrt", "sub", "transpose", "when", "widen_unsigned",
 ]  # fmt: skip

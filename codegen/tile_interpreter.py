@@ -39,9 +39,9 @@ def run(module: ir.Module, buffers: Mapping[str, np.ndarray], grid: Sequence[int
 
 def grid_of(module: ir.Module, buffers: Mapping[str, np.ndarray]) -> tuple[int, ...]:
     """The grid that the kernel asks for, given its buffers."""
-    body, extents = list(module.body.operations)[:2]
+    extents = list(module.body.operations)[-1]
     with module.context:
-        return tuple(int(n) for n in _Frame(extents, _bind(body, buffers), (0, 0, 0)).results)
+        return tuple(int(n) for n in _Frame(extents, _bind(extents, buffers), (0, 0, 0)).results)
 
 
 def _bind(function: Any, buffers: Mapping[str, np.ndarray]) -> list[np.ndarray]:

@@ -44,7 +44,7 @@ def _joined(op: Any) -> Value | None:
     """select(lane is even, even, odd), a tile of pairs, which is read as one tile of their elements."""
     even, odd = (op.operands[i].owner.operands[0] for i in (1, 2))
     shape = t.shape_of(even)
-    if shape[-1] < FEWEST:
+    if not shape or shape[-1] < FEWEST:
         return None
     kind = ir.RankedTensorType(even.type).element_type
     wide = ir.RankedTensorType.get([*shape[:-1], 2 * shape[-1]], kind)

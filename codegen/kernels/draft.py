@@ -7,7 +7,7 @@ from typing import Any
 
 from tapeout.codegen import tile_builder as t
 from tapeout.codegen.kernel import Kernel, Request, Schedule, family, width
-from tapeout.codegen.row_values import Rows, bind, row_count
+from tapeout.codegen.row_values import Rows, bind, block, row_count
 from tapeout.dialects.types import Ring, Tensor
 
 Value = Any
@@ -23,27 +23,27 @@ def _cannot_pool(request: Request) -> str | None:
 @family("mla.pool", refuses=_cannot_pool)
 def pool(request: Request, schedule: Schedule) -> Kernel:
     """Rows [?, D] of two tokens' e, weighted by the softmax of their g. Grid: rows x column blocks (model spec 4.4)."""
-    n, block = width(request.operands[0]) // 2, schedule["block_columns"]
-    staged = request["sequences"] * request["length"]
+    n = width(request.operands[0]) // 2
+    size, staged = block(schedule, "block_columns", n), request["sequences"] * request["length"]
 
     def body(*buffers: Value) -> None:
         b = bind(request, buffers)
         pairs, partners = b.operands
-        row, column = t.program_id(0), t.mul(t.program_id(1), block)
+        row, column = t.program_id(0), t.mul(t.program_id(1), size)
         own, partner = t.add(row, staged), t.scalar(partners.values, row)
-        first = _pair(pairs, t.select(t.less(partner, 0), own, partner), column, n, block)
-        second = _pair(pairs, own, column, n, block)
+        first = _pair(pairs, t.select(t.less(partner, 0), own, partner), column, n, size)
+        second = _pair(pairs, own, column, n, size)
         peak = t.maximum(first[0], second[0])
         a, c = t.exp(t.sub(first[0], peak)), t.exp(t.sub(second[0], peak))
         pooled = t.div(t.add(t.mul(a, first[1]), t.mul(c, second[1])), t.add(a, c))
         b.results[0].store(b.rows, [row, column], pooled)
 
-    return Kernel(body, lambda *b: [row_count(b), n // block], "two terms, the partner's first")
+    return Kernel(body, lambda *b: [row_count(b), n // size], "two terms, the partner's first")
 
 
-def _pair(pairs: Rows, row: Value, column: Value, n: int, block: int) -> tuple[Value, Value]:
-    """g and e of one ring row, [1, block] each."""
-    return pairs.load(None, [row, column], [1, block]), pairs.load(None, [row, t.add(column, n)], [1, block])
+def _pair(pairs: Rows, row: Value, column: Value, n: int, size: int) -> tuple[Value, Value]:
+    """g and e of one ring row, [1, size] each."""
+    return pairs.load(None, [row, column], [1, size]), pairs.load(None, [row, t.add(column, n)], [1, size])
 
 
 @family("dspark.block")
@@ -105,42 +105,44 @@ def _cannot_correct(request: Request) -> str | None:
 @family("dspark.correct", refuses=_cannot_correct)
 def correct(request: Request, schedule: Schedule) -> Kernel:
     """Base logits of one place of each block plus the Markov bias, [?, V]. Grid: sequences x column blocks (model spec 7.2)."""
-    n, block, step, size = width(request.operands[1]), schedule["block_columns"], request["step"], request["size"]
+    n, step, size = width(request.operands[1]), request["step"], request["size"]
+    columns = block(schedule, "block_columns", n)
 
     def body(*buffers: Value) -> None:
         b = bind(request, buffers)
         base, bias = b.operands
-        row, column = t.program_id(0), t.mul(t.program_id(1), block)
+        row, column = t.program_id(0), t.mul(t.program_id(1), columns)
         at = [t.add(t.mul(row, size), step), column]
-        b.results[0].store(None, [row, column], t.add(base.load(None, at, [1, block]), bias.load(None, [row, column], [1, block])))
+        b.results[0].store(None, [row, column], t.add(base.load(None, at, [1, columns]), bias.load(None, [row, column], [1, columns])))
 
-    return Kernel(body, lambda *b: [row_count(b), n // block], "no sums")
+    return Kernel(body, lambda *b: [row_count(b), n // columns], "no sums")
 
 
 @family("dspark.confidence", refuses=_cannot_correct)
 def confidence(request: Request, schedule: Schedule) -> Kernel:
     """projection . [x ; e] of one place of each block, [?]. Grid: sequences (model spec 7.2)."""
-    hidden = width(request.operands[0])
+    hidden, embedded = (width(view) for view in request.operands[:2])
     step, size = request["step"], request["size"]
+    block_hidden, block_embedded = block(schedule, "block_hidden", hidden), block(schedule, "block_embedded", embedded)
 
     def body(*buffers: Value) -> None:
         b = bind(request, buffers)
         x, e, projection = b.operands
         row = t.program_id(0)
-        total = _dotted(x, t.add(t.mul(row, size), step), projection, 0, schedule["block_hidden"], t.full([1], 0.0))
-        total = _dotted(e, row, projection, hidden, schedule["block_embedded"], total)
+        total = _dotted(x, t.add(t.mul(row, size), step), projection, 0, block_hidden, t.full([1], 0.0))
+        total = _dotted(e, row, projection, hidden, block_embedded, total)
         t.View(b.results[0].values, [None]).store([row], total)
 
-    order = f"row: hidden columns by {schedule['block_hidden']}, then embedded ones by {schedule['block_embedded']}, ascending"
+    order = f"row: hidden columns by {block_hidden}, then embedded ones by {block_embedded}, ascending"
     return Kernel(body, lambda *b: [row_count(b)], order)
 
 
-def _dotted(x: Rows, row: Value, projection: Rows, first: int, block: int, total: Value) -> Value:
+def _dotted(x: Rows, row: Value, projection: Rows, first: int, size: int, total: Value) -> Value:
     """total [1] + one row of x times the projection's columns from `first` on."""
 
     def add(column: Value, total: Value) -> list[Value]:
-        weight = projection.vector(projection.columns, t.add(column, first), block)
-        products = t.mul(x.load(None, [row, column], [1, block]), t.broadcast(weight, 0, 1))
+        weight = projection.vector(projection.columns, t.add(column, first), size)
+        products = t.mul(x.load(None, [row, column], [1, size]), t.broadcast(weight, 0, 1))
         return [t.add(total, t.reduce(products, "add", 1))]
 
-    return t.loop(0, x.columns, block, [total], add)[0]
+    return t.loop(0, x.columns, size, [total], add)[0]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tapeout.codegen import tile_builder as t
-from tapeout.codegen.kernels.ordered_bits import LOWEST_KEY, WORD_BITS, f32_of, largest, ordered_f32
+from tapeout.codegen.kernels.ordered_bits import LOWEST_KEY, WORD_BITS, f32_of, largest, largest_from, ordered_f32
 from tapeout.dialects.sample import COOLEST
 
 Value = Any
@@ -29,7 +29,7 @@ class Line:
     `load`: logits, f32. `keys`: integers in their order, LOWEST_KEY where a place takes no part. `ids`: token numbers, ascending.
     """
 
-    places: int
+    places: int | Value
     block: int
     load: Block
     keys: Block
@@ -54,10 +54,21 @@ class Line:
             kept = mask(first)
             return [t.add(count, t.cast(kept, "i32")), t.add(mass, t.select(kept, weight(first), 0.0))]
 
-        zeros = [t.full([self.block], 0, "i32"), t.full([self.block], 0.0)]
-        lanes = step(t.index(0), *zeros) if self.places == self.block else t.loop(0, self.places, self.block, zeros, step)
-        count, mass = (t.reduce(lane, "add", 0) for lane in lanes)
+        count, mass = (t.reduce(lane, "add", 0) for lane in self._walked("i32", step))
         return count, mass
+
+    def tally_together(self, mask: Block, weight: Block) -> Value:
+        """The same two numbers, f32 [2]: one sum instead of two that wait for each other."""
+
+        def step(first: Value, count: Value, mass: Value) -> list[Value]:
+            kept = mask(first)
+            return [t.add(count, t.cast(kept, "f32")), t.add(mass, t.select(kept, weight(first), 0.0))]
+
+        return t.reduce(t.pairs(*self._walked("f32", step)), "add", 0)
+
+    def _walked(self, kind: str, step: Callable[..., list[Value]]) -> list[Value]:
+        zeros = [t.full([self.block], 0, kind), t.full([self.block], 0.0)]
+        return step(t.index(0), *zeros) if self.places == self.block else t.loop(0, self.places, self.block, zeros, step)
 
     def largest(self, score: Block) -> tuple[Value, Value]:
         """The largest score and the lowest token that has it."""
@@ -153,6 +164,42 @@ class Above:
     mass: Value
 
 
+@dataclass(frozen=True)
+class Search:
+    """Where the border is looked for: among the 2^bits keys from `start` on; `unit` is 2^(bits - 1). It is none below `least`."""
+
+    start: Value
+    bits: Value
+    unit: Value
+    least: Value
+
+
+def border_from(line: Line, above: Above, settings: Settings, allowed: Value, search: Search) -> tuple[Value, Value, Value]:
+    """As `border`, where a range is known that the border lies in."""
+    held = settings.weight(line.load(t.index(0))) if line.places == line.block else None
+    weight: Block = lambda first: settings.weight(line.load(first)) if held is None else held  # noqa: E731
+    offset = t.pairs(t.cast(above.count, "f32"), above.mass)
+    needed = t.pairs(t.sub(t.cast(settings.top_k, "f32"), 0.5), allowed)
+
+    def reaches(key: Value) -> Value:
+        found = line.tally_together(lambda first: t.greater_equal(line.keys(first), line.across(key)), weight)
+        passed = t.cast(t.greater(t.add(offset, found), needed), "i32")
+        return t.bit_and(t.greater(t.reduce(passed, "max", 0), 0), t.greater(key, search.start))  # behind the last i32 keys start anew
+
+    floor = t.maximum(largest_from(search.start, search.bits, search.unit, reaches), search.least)
+    better, mass = line.tally(lambda first: t.greater(line.keys(first), line.across(floor)), weight)
+    tied = line.count(lambda first: t.equal(line.keys(first), line.across(floor)))
+    fitting = _fitting(settings, allowed, t.add(above.mass, mass), floor)
+    return floor, t.minimum(t.minimum(t.sub(settings.top_k, t.add(above.count, better)), tied), fitting), tied
+
+
+def _fitting(settings: Settings, allowed: Value, mass: Value, floor: Value) -> Value:
+    """How many tokens of a key stay for their mass: one more than fit beside that of the tokens above."""
+    each = t.exp(t.mul(t.sub(f32_of(floor), settings.peak), settings.rate))
+    fitting = t.minimum(t.div(t.sub(allowed, mass), each), float(WORD))  # the quotient may be infinite; a NaN loses
+    return t.add(t.cast(fitting, "i32"), 1)
+
+
 def border(line: Line, above: Above, settings: Settings, allowed: Value | None, least: int | Value) -> tuple[Value, Value, Value]:
     """The least key that stays, how many stay at it, and how many there are, rank 0.
 
@@ -176,11 +223,7 @@ def border(line: Line, above: Above, settings: Settings, allowed: Value | None, 
     better, mass = found(lambda keys: t.greater(keys, line.across(floor)))
     tied = line.count(lambda first: t.equal(line.keys(first), line.across(floor)))
     stay = t.minimum(t.sub(settings.top_k, better), tied)
-    if allowed is not None:
-        each = t.exp(t.mul(t.sub(f32_of(floor), settings.peak), settings.rate))
-        fitting = t.minimum(t.div(t.sub(allowed, mass), each), float(WORD))  # the quotient may be infinite; a NaN loses
-        stay = t.minimum(stay, t.add(t.cast(fitting, "i32"), 1))
-    return floor, stay, tied
+    return floor, stay if allowed is None else t.minimum(stay, _fitting(settings, allowed, mass, floor)), tied
 
 
 def last_of(line: Line, floor: Value, stay: Value, bits: int) -> Value:

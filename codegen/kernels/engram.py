@@ -4,7 +4,7 @@ from typing import Any
 
 from tapeout.codegen import tile_builder as t
 from tapeout.codegen.kernel import Kernel, Request, Schedule, family, width
-from tapeout.codegen.kernels.column_blocks import blocks
+from tapeout.codegen.kernels.column_blocks import ahead, blocks
 from tapeout.codegen.kernels.streams import stream_block, stream_shape
 from tapeout.codegen.row_values import bind, block, columns_of, row_count
 from tapeout.dialects.format import Q8
@@ -110,6 +110,7 @@ def engram_gate(request: Request, schedule: Schedule) -> Kernel:
         keys = t.mul(row, streams + 1)
 
         over = blocks(lambda column: stream_block(x, row, streams, column, size), columns, size, schedule)
+        values = ahead(lambda column: kv.line(t.add(keys, streams), column, size), columns, size, schedule)
 
         def step(column: Value, v: Value, products: Value, own: Value, others: Value) -> list[Value]:
             key = kv.load(None, [keys, column], [streams, size])
@@ -124,7 +125,7 @@ def engram_gate(request: Request, schedule: Schedule) -> Kernel:
         gamma = t.sigmoid(t.select(t.less(d, 0.0), t.negate(root), root))
 
         def add(column: Value, v: Value) -> None:
-            value = kv.line(t.add(keys, streams), column, size)
+            value = values(column)
             opened = t.mul(t.broadcast(gamma, 1, size), t.broadcast(value, 0, streams))
             out.store(None, [t.mul(row, streams), column], t.add(v, opened))
 

@@ -1,7 +1,8 @@
 """The mixer's last step with a row in every lane: coefficients of a block of rows from products and squares of segments (model spec 3.2).
 
 A coefficient is a tile of its own, one number a row: sums over streams and the rounds of Sinkhorn's scaling are arithmetic of single lanes,
-nothing waits for another lane. Sums over segments pass through a workspace, which turns them from a tile a row into a tile a coefficient.
+nothing waits for another lane. Sums over segments pass through a workspace, which turns them from a tile a row into a tile a coefficient; those
+of a single row are picked out of their tile.
 """
 
 from typing import Any
@@ -22,20 +23,33 @@ def finish_lanes(request: Request, sizes: tuple[int, int, int, int, int], count:
     products, squares, sums, powers = b.workspaces
     base, scale = ([_everywhere(v, i, count) for i in range(n)] for v, n in ((b.operands[2], (2 + s) * s), (b.operands[3], 3)))
 
-    def add_up(row: Value) -> None:
+    def added(row: Value) -> tuple[Value, Value]:
+        """A row's products [columns] and squares [1]."""
         first = t.mul(row, grouped)
         parts = [t.View(products, [None, padded]).load([t.mul(t.add(first, j), groups), 0], [groups, padded]) for j in range(grouped)]
         power = [t.View(squares, [None, groups]).load([t.add(first, j), 0], [1, groups]) for j in range(grouped)]
-        t.View(sums, [None, padded]).store([row, 0], t.broadcast(t.reduce(_in_order(parts), "add", 0), 0, 1))
-        t.View(powers, [None]).store([row], t.reduce(_in_order(power), "add", 1))
+        return t.reduce(_in_order(parts), "add", 0), t.reduce(_in_order(power), "add", 1)
 
-    t.loop(first, last, 1, [], add_up)
-    power = t.View(powers, [b.rows]).load([first], [count])
-    factor = t.rsqrt(t.add(t.mul(power, 1.0 / k), request["norm_epsilon"]))
+    def add_up(row: Value) -> None:
+        products, power = added(row)
+        t.View(sums, [None, padded]).store([row, 0], t.broadcast(products, 0, 1))
+        t.View(powers, [None]).store([row], power)
+
+    def of_one(number: int) -> Value:
+        return t.broadcast(t.reduce(t.select(t.equal(t.iota(padded), number), one, 0.0), "add", 0), 0, 1)
+
+    def of_each(number: int) -> Value:
+        return t.merge_last(t.View(sums, [b.rows, padded]).load([first, number], [count, 1]))
+
+    if count == 1:
+        one, power = added(first)
+    else:
+        t.loop(first, last, 1, [], add_up)
+        power = t.View(powers, [b.rows]).load([first], [count])
+    factor, found = t.rsqrt(t.add(t.mul(power, 1.0 / k), request["norm_epsilon"])), of_one if count == 1 else of_each
 
     def mixed(number: int) -> Value:
-        found = t.merge_last(t.View(sums, [b.rows, padded]).load([first, number], [count, 1]))
-        return t.add(t.mul(t.mul(found, factor), scale[min(number // s, 2)]), base[number])
+        return t.add(t.mul(t.mul(found(number), factor), scale[min(number // s, 2)]), base[number])
 
     pre, post, comb = b.results
     for i in range(s):

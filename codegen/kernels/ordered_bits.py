@@ -41,11 +41,15 @@ def largest(low: int, bits: int, holds: Callable[[Value], Value]) -> Value:
 
     `holds(candidate)` is a rank 0 mask that is false behind the first candidate for which it is false.
     """
+    start, highest = t.full([], low, "i32"), 1 << (bits - 1)
+    return largest_from(start, bits, t.full([], highest - (1 << WORD_BITS if bits == WORD_BITS else 0), "i32"), holds)
+
+
+def largest_from(low: Value, bits: int | Value, unit: Value, holds: Callable[[Value], Value]) -> Value:
+    """The same where `low`, how many bits are looked for, and the highest of them (`unit`, 2^(bits - 1)) are known when the kernel runs."""
 
     def step(_: Value, found: Value, bit: Value) -> list[Value]:
         candidate = t.add(found, bit)
         return [t.select(holds(candidate), candidate, found), t.shr_unsigned(bit, 1)]
 
-    highest = 1 << (bits - 1)
-    start = [t.full([], low, "i32"), t.full([], highest - (1 << WORD_BITS if bits == WORD_BITS else 0), "i32")]
-    return t.loop(0, bits, 1, start, step)[0]
+    return t.loop(0, bits, 1, [low, unit], step)[0]

@@ -26,7 +26,7 @@ from tapeout.codegen.kernels.drawn_rows import (
     whole_line,
 )
 from tapeout.codegen.kernels.ordered_bits import LOWEST_KEY
-from tapeout.codegen.row_values import bind, row_count
+from tapeout.codegen.row_values import bind, block, row_count
 from tapeout.dialects.types import Tensor
 
 Value = Any
@@ -47,13 +47,14 @@ def draw(request: Request, schedule: Schedule) -> Kernel:
     """Tokens [?] and their log-probabilities under the plain softmax of logits [?, V]. Grid: rows (model spec 8.2)."""
     if schedule.get("pieces"):
         return in_pieces(request, schedule)
-    n, block = width(request.operands[0]), schedule["block_columns"]
+    n = width(request.operands[0])
+    size = block(schedule, "block_columns", n)
 
     def body(*buffers: Value) -> None:
         b = bind(request, buffers)
         at, logits = t.program_id(0), b.operands[0]
-        load: Block = lambda first: t.cast(t.View(logits.values, [None, n]).load([at, first], [block]), "f32")  # noqa: E731
-        line = whole_line(n, block, load)
+        load: Block = lambda first: t.cast(t.View(logits.values, [None, n]).load([at, first], [size]), "f32")  # noqa: E731
+        line = whole_line(n, size, load)
         peak, greedy = line.largest(load)
         cells, token = Cells(b.workspaces[0], t.mul(at, CELLS)), t.View(b.results[0].values, [None])
         token.store([at], greedy)
@@ -69,7 +70,7 @@ def draw(request: Request, schedule: Schedule) -> Kernel:
         total = line.sum(lambda first: t.exp(t.sub(load(first), line.across(peak))))
         t.View(b.results[1].values, [None]).store([at], t.sub(t.sub(chosen, peak), t.log(total)))
 
-    order = f"row: blocks of {block} tokens ascending, each place by itself, then the places"
+    order = f"row: blocks of {size} tokens ascending, each place by itself, then the places"
     return Kernel(body, lambda *b: [row_count(b)], order, workspaces=(Workspace("i32", lambda rows: CELLS * rows),))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
-from tapeout.codegen.nvidia.exact import DECODER, FP4_DECODER, RECIPROCAL, ROUNDED, nibble
+from tapeout.codegen.nvidia.exact import DECODER, FP4_DECODER, FP4_ENCODER, RECIPROCAL, ROUNDED, nibble, packed_numbers
 from tapeout.codegen.nvidia.printer import KINDS, EmitError, Printer, element, extents, literal, padded
 from tapeout.dialects._mlir import ir
 
@@ -244,12 +244,22 @@ def _select(p: Printer, op: Any) -> None:
 def _reduce(p: Printer, op: Any) -> None:
     if "tile.pick" in op.operation.attributes:
         return _split(p, op)
+    if (numbers := packed_numbers(op)) is not None:
+        return _pack(p, op, numbers)
     combiner = next(iter(op.regions[0].blocks[0].operations)).operation.name
     source, axis = op.operands[0], next(iter(op.operation.attributes["dimensions"]))
     call, x, n = REDUCTIONS[combiner][0], p.names[source], extents(source)[axis]
     if n != padded(n):
         x = f"tl.where({p.lane(source, axis)} < {n}, {x}, {_neutral(combiner, element(source))})"
     return p.assign(op.results[0], "reduce", f"{call}({x}, {axis})")
+
+
+def _pack(p: Printer, op: Any, numbers: Any) -> None:
+    """Codes of pairs of numbers as bytes."""
+    pairs = p.fresh_line("pairs", f"tl.reshape({p.names[numbers]}, {[*p.shape(op.results[0]), 2]})")
+    even, odd = p.fresh("even"), p.fresh("odd")
+    p.line(f"{even}, {odd} = tl.split({pairs})")
+    p.assign(op.results[0], "bytes", f"{p.helper(FP4_ENCODER)}({even}, {odd})")
 
 
 def _transpose(p: Printer, op: Any) -> None:

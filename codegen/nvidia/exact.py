@@ -12,6 +12,44 @@ from tapeout.codegen.nvidia.hazards import nested
 from tapeout.dialects._mlir import ir
 
 DECODER, FP4_DECODER, ROUNDED, RECIPROCAL = "e4m3_to_bf16", "e2m1_to_bf16", "rounded_to_bf16", "reciprocal"
+FP4_ENCODER = "pairs_to_e2m1"
+_PLACES = (
+    "and.b32 $0, x, 0x000F000F;",
+    *(f"and.b32 x, x, 0x000F000F;\n        shl.b32 x, x, {place};\n        or.b32 $0, $0, x;" for place in (8, 4, 12)),
+)
+_TWO_CODES = '''\
+        cvt.rn.f16x2.f32 x, {high}, {low};
+        mul.rn.f16x2 x, x, down;
+        min.xorsign.abs.f16x2 x, x, six;
+        shr.u32 y, x, 9;
+        and.b32 y, y, 0x00010001;
+        add.u32 y, y, 0x00FF00FF;
+        add.u32 x, x, y;
+        shr.u32 x, x, 9;
+        shr.u32 y, x, 3;
+        or.b32 x, x, y;
+        {put}
+'''
+_FP4_ENCODER = '''\
+@triton.jit
+def pairs_to_e2m1(even, odd):
+    """Four bytes in a register, two numbers in each step. As FP16 numbers times 2^-14 they have the codes' exponents, those below 1 none at all:
+    what is left is to round at the second bit of the fraction, ties to even."""
+    return tl.inline_asm_elementwise("""{
+        .reg .b32 x, y, down, six;
+        mov.b32 down, 0x04000400;
+        mov.b32 six, 0x0E000E00;
+STEPS
+        }""", "=&r,f,f,f,f,f,f,f,f", [even, odd], dtype=tl.int8, is_pure=True, pack=4)
+'''
+
+
+def _fp4_encoder() -> str:
+    """Source of the encoder: one step for each two of eight numbers, whose codes go to their places in four bytes."""
+    steps = "".join(_TWO_CODES.format(high=f"${even + 2}", low=f"${even}", put=put) for even, put in zip((1, 2, 5, 6), _PLACES, strict=True))
+    return _FP4_ENCODER.replace("STEPS\n", steps)
+
+
 DECODERS = {
     DECODER: '''\
 @triton.jit
@@ -52,6 +90,7 @@ def e2m1_to_bf16(codes):
         mul.rn.bf16x2 $1, y, up;
         }""", "=r,=r,h", [codes], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2)
 ''',
+    FP4_ENCODER: _fp4_encoder(),
     ROUNDED: '''\
 @triton.jit
 def rounded_to_bf16(x):
@@ -72,6 +111,7 @@ def reciprocal(x):
 }
 """Functions that a source brings along where it calls them: name to text."""
 SHAPES = ("tensor.expand_shape", "tensor.collapse_shape", "linalg.broadcast")
+MADE_UP = (*SHAPES, "math.absf", "tensor.empty", "linalg.fill", "tile.iota")
 
 
 def narrow_values(function: Any) -> set[Any]:
@@ -88,14 +128,26 @@ def narrow_values(function: Any) -> set[Any]:
 
 
 def unread_values(function: Any, narrow: set[Any]) -> set[Any]:
-    """Values that are not computed: halves of packed bytes are decoded by one call, from the bytes on."""
+    """Values that are not computed: halves of packed bytes are decoded by one call, from the bytes on, and encoded by one, from the numbers on."""
     found: set[Any] = set()
     halves = {v for v in narrow if v.owner.name == "arith.extf" and nibble(v) is not None}
+    packs = {op.results[0]: x for op in nested(function.operation) if (x := packed_numbers(op)) is not None}
     for op in reversed(list(nested(function.operation))):
         readers = [use.owner.results for result in op.results for use in result.uses]
-        if op.name.startswith("arith.") and readers and all(set(results) <= found | halves and len(results) for results in readers):
-            found |= set(op.results)
+        left_out = op.name.startswith("arith.") or (packs and op.name in MADE_UP)
+        if left_out and readers and all(set(results) <= found | halves | set(packs) and len(results) for results in readers):
+            found |= set(op.results) - set(packs.values())
     return found - halves
+
+
+def packed_numbers(op: Any) -> Any:
+    """The f32 tile [..., n] whose codes an op packs to bytes [..., n / 2], those of `tile_formats.encode_fp4_row`; None for another op."""
+    if op.name != "linalg.reduce" or "tile.pack" not in op.operation.attributes:
+        return None
+    codes = _through(op.operands[0], "arith.muli", "tensor.expand_shape", "arith.ori")
+    sign = codes.owner.operands[1] if codes is not None else None
+    bits = _through(sign, "arith.andi", "arith.shrui", "arith.bitcast") if sign is not None else None
+    return None if bits is None else bits.owner.operands[0]
 
 
 def _chain(value: Any) -> set[Any] | None:

@@ -22,15 +22,18 @@ SCALE_GROUP = 32
 ROW_COLUMNS = 1024  # columns of a row-wise tile: a few for each thread
 SHORT_COLUMNS = 256  # the same where a block is several rows
 HELD_COLUMNS = 8192  # columns of rows that four warps hold: 64 numbers a thread
+HELD_STREAMS = 20480  # columns of all streams of a row that sixteen warps hold
 ROW_ELEMENTS = 1024  # elements of a row-wise tile of several narrow rows
 NARROW_COLUMNS = 256  # columns of rows that a warp rotates two of at once
 WARP_COLUMNS, WARP_BLOCK = 1280, 512  # columns of rows that a warp holds, and of a block of them
 FEW_ROWS = 64  # largest bucket in which rows are instances of their own
 MOVED_COLUMNS = 4096
+CODED_COLUMNS = 4096  # columns of heads that a warp rotates and encodes
 LONG_COLUMNS = 4096  # columns of a tile of logits
-PIECE_COLUMNS, LEVELS, LISTED = 2048, 16, 8192  # of a row of logits that is drawn from
+PIECE_COLUMNS, LEVELS, LISTED = 2048, 17, 32768  # of a row of logits that is drawn from
 LANES_EACH = 8  # elements of a tile for each thread
 GATE_SEGMENT = 512  # columns that one instance of the gate multiplies
+FEW_EXPERTS, MOST_GATED = 64, 1024  # scores that a warp chooses from; rows up to which a gate's launch waits for its first bytes most of the time
 TOGETHER = ("rms_norm", "quantize", "swiglu", "rope", "norm_rope_quantize")
 """Families whose rows come in blocks where there are many."""
 ALONE = ("collapse", "collapse_norm", "expand", "mean", "engram_gate")
@@ -117,22 +120,35 @@ def _expert_gate(request: Request, chip: Chip) -> Schedule:
     view, k = request.operands[1], width(request.operands[0])
     assert isinstance(view, Tensor)
     segments = k // GATE_SEGMENT if k % GATE_SEGMENT == 0 else 1
-    sizes = {"block_rows": 64, "block_n": _gate_columns(request, 64), "block_k": power(k // segments, 64, 16)}
-    return _compiled({**sizes, "segments": segments, "panel": 0}, 4, 3)
+    warps = 1 if view.sized(0)[0] <= FEW_EXPERTS else 4
+    return {**_compiled({**_gate_blocks(request, MOST_GATED + 1, segments), "segments": segments, "panel": 0}, warps, 3), "part_warps": 4}
 
 
-def _gate_columns(request: Request, most: int) -> int:
-    """Experts of a block; how many does not show in a score."""
-    view = request.operands[1]
+def _gate_blocks(request: Request, rows: int, segments: int) -> dict[str, int]:
+    """Rows, experts and columns of a block: of BF16 factors none of them shows in a score. A segment of few rows is read in two steps."""
+    view, k = request.operands[1], width(request.operands[0])
     assert isinstance(view, Tensor)
-    return power(view.sized(0)[0], most, 16)
+    block_rows, columns = (16, 256) if rows <= FEW_ROWS else (64, 128) if rows <= MOST_GATED else (64, 64)
+    if not all(isinstance(v, Tensor) and v.number.element == "bf16" for v in request.operands[:2]):
+        columns = 64
+    experts = power(view.sized(0)[0], 64 if rows <= MOST_IN_PIECES else 128, 16)
+    return {"block_rows": block_rows, "block_n": experts, "block_k": power(k // segments, columns, 16)}
 
 
 def _rope(request: Request, chip: Chip) -> Schedule:
-    rope = request.of("nn.rope") if request.op.startswith("nn.fused") else dict(request.attributes)
+    """Codes of many heads take most of the time: one warp has all columns of a row, and eight of them next to each other a thread."""
+    fused = request.op.startswith("nn.fused")
+    rope = request.of("nn.rope") if fused else dict(request.attributes)
     if rope["heads"] == 1:
         return _compiled({"block_heads": 1, "block_rows": 2}, 1)
-    return _compiled({"block_heads": power(rope["heads"], max(1, 2 * ROW_ELEMENTS // rope["width"]))})
+    if fused and rope["heads"] * rope["width"] <= CODED_COLUMNS:
+        return _compiled({"block_heads": power(rope["heads"], rope["heads"])}, 1)
+    return _compiled(_heads(rope))
+
+
+def _heads(rope: Mapping[str, Any]) -> dict[str, int]:
+    """Heads of a block of four warps."""
+    return {"block_heads": power(rope["heads"], max(1, 2 * ROW_ELEMENTS // rope["width"]))}
 
 
 def _moved(request: Request, chip: Chip) -> Schedule:
@@ -204,12 +220,13 @@ def _draw(request: Request, chip: Chip) -> Schedule:
     n = width(request.operands[0])
     piece = fitting(n, PIECE_COLUMNS)
     row = {"block_columns": piece, "row_columns": fitting(n, LONG_COLUMNS), "pieces": n // piece, "levels": LEVELS, "listed": LISTED}
-    return {**_compiled(row, 8), "part_warps": _warps(padded(piece), 4)}
+    return {**_compiled(row, 16), "part_warps": _warps(padded(piece), 4)}
 
 
 def _confidence(request: Request, chip: Chip) -> Schedule:
-    hidden, embedded = (fitting(width(view), ROW_COLUMNS) for view in request.operands[:2])
-    return _compiled({"block_hidden": hidden, "block_embedded": embedded})
+    """A row is read at once: each block of it would be waited for by itself."""
+    hidden, embedded = (fitting(width(view), HELD_COLUMNS) for view in request.operands[:2])
+    return _compiled({"block_hidden": hidden, "block_embedded": embedded}, _warps(padded(hidden)))
 
 
 def _pool(request: Request, chip: Chip) -> Schedule:
@@ -264,10 +281,14 @@ def bucket_rows_for(chip: Chip) -> Callable[[str, Request, Schedule, int], Sched
         if rows <= FEW_ROWS and family in TOGETHER:
             each = max(1, row.get("block_rows", 1))
             row = {**row, "block_rows": min(1, row.get("block_rows", 1)), "warps": max(1, row["warps"] // each)}
+        if rows <= FEW_ROWS and family == "rope" and row["block_heads"] > 1:
+            row = {**row, **_compiled(_heads(request.of("nn.rope") if request.op.startswith("nn.fused") else dict(request.attributes)))}
+        if rows <= FEW_ROWS and family == "engram_gate" and row["block_columns"] == ROW_COLUMNS and columns_of(request.operands[0]) <= HELD_STREAMS:
+            row = {**row, "held": 1, "ahead": 1, "warps": 4 * row["warps"]}
         if rows <= FEW_ROWS and family in (*TOGETHER, *ALONE):
             return {**row, EAGER: 1}
         if family == "expert_gate":
-            return {**row, "block_n": _gate_columns(request, 64 if rows <= MOST_IN_PIECES else 128)}
+            return {**row, **_gate_blocks(request, rows, row["segments"])}
         return product_schedules.for_bucket(family, request, row, rows, chip)
 
     return row_for

@@ -138,16 +138,20 @@ def test_fp4_main_is_the_models_formula() -> None:
     np.testing.assert_array_equal(found["q"], packed(fp4_nearest(wide / scale.astype(np.float64).repeat(16, axis=1))))
 
 
-def test_fp4_main_takes_quotients_on_a_border_to_the_even_code() -> None:
-    """Every scale, with each of the seven borders between two codes times it and the BF16 numbers next to those, of both signs."""
+def near_borders() -> tuple[np.ndarray, np.ndarray]:
+    """Rows of 32 numbers: under every scale, each of the seven borders between two codes times it and the BF16 numbers next to those, of both
+    signs; and the scale of every number."""
     scales = np.arange(1, 0x7F, dtype=np.uint8).view(E4M3).astype(np.float32)
     borders = (np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], np.float32) * scales[:, None]).astype(ml_dtypes.bfloat16).view(np.uint16)
     near = np.concatenate([borders - 1, borders, borders + 1], axis=1).view(ml_dtypes.bfloat16).astype(np.float32)
     peak = np.broadcast_to((6 * scales)[:, None, None], (len(scales), 2, 1))
     x = np.concatenate([peak, np.pad(near, ((0, 0), (0, 9))).reshape(-1, 2, 15)], axis=2)
-    x = np.concatenate([x, -x]).reshape(-1, 32).astype(ml_dtypes.bfloat16)
+    return np.concatenate([x, -x]).reshape(-1, 32).astype(ml_dtypes.bfloat16), np.concatenate([scales, scales]).repeat(32).reshape(-1, 32)
+
+
+def test_fp4_main_takes_quotients_on_a_border_to_the_even_code() -> None:
+    x, scale = near_borders()
     found = run_rows(x, {"q": ("i8", 16, np.int8), "s": ("e4m3", 2, E4M3)}, "bf16", lambda v: t.quantize_fp4_main(t.cast(v, "f32")))
-    scale = np.concatenate([scales, scales]).repeat(32).reshape(-1, 32)
     np.testing.assert_array_equal(found["s"].astype(np.float32), scale[:, ::16])
     np.testing.assert_array_equal(found["q"], packed(fp4_nearest(x.astype(np.float64) / scale)))
 

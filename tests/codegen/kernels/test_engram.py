@@ -71,7 +71,8 @@ def test_lookup_decodes_rows(how, number, columns, width):
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize(("s", "h", "schedule"), [(4, 96, {"block_columns": 32}), (2, 40, {}), (4, 96, {"block_columns": 32, "held": 1})])
+@pytest.mark.parametrize(("s", "h", "schedule"), [(4, 96, {"block_columns": 32}), (2, 40, {}), (4, 96, {"block_columns": 32, "held": 1}),
+                                           (2, 40, {"held": 1, "ahead": 1})])
 def test_gate_is_the_formula(how, s, h, schedule):
     """The gate's argument is a quotient of sums: its error is gamma of its magnitude, halved by the root, quartered by the logistic."""
     views = [Tensor((None, s, h), BF16), Tensor((None, (s + 1) * h), BF16), Tensor((s, h), BF16), Tensor((s, h), BF16)]

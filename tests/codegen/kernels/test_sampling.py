@@ -7,7 +7,7 @@ import pytest
 
 from tapeout.codegen import tile_builder as t
 from tapeout.codegen import tile_interpreter
-from tapeout.codegen.kernels import drawn_rows
+from tapeout.codegen.kernels import draw_pieces, drawn_rows
 from tapeout.dialects import sample
 from tapeout.dialects.format import BF16, FP32, decode, encode
 from tapeout.dialects.rows import TABLE
@@ -164,13 +164,35 @@ def test_bf16_logits_and_extremes(how, form):
     assert_drawn(case.run(how, *operands), operands)
 
 
-@pytest.mark.parametrize("form", [{}, {"block_columns": 2020, "row_columns": 2020, "pieces": 64, "levels": 16, "listed": 8192}])
-@pytest.mark.parametrize("settings", [{}, {"top_k": 50}, {"top_p": 0.9}])
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("listed", [8, 256])
+def test_lists_longer_than_registers_hold(how, listed, monkeypatch):
+    """Flat logits: most tokens lie between two levels. The list is read again for every pass, or the row where the list does not fit."""
+    monkeypatch.setattr(draw_pieces, "LONGEST_HELD", 8)
+    case = draw_case(512, **cut(512, 4, listed, 3))
+    for settings in ({"top_p": 0.7}, {"top_k": 200}, {"top_k": 300, "top_p": 0.4}):
+        operands = given(normal(6, rows_for(how, 40), 512, scale=1.0), temperature=3.0, **settings)
+        assert_drawn(case.run(how, *operands), operands)
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("hidden", [-1e30, -np.inf])
+def test_nobody_looks_for_a_border_among_masked_tokens(how, hidden):
+    """More tokens may stay than are not masked; one piece has none of those. A list of the masked ones would not fit."""
+    x = np.full((rows_for(how, 40), 512), hidden)
+    x[:, 3:380:9] = normal(8, len(x), 42)
+    operands = given(x, temperature=1.5, top_k=100)
+    with np.errstate(invalid="ignore"):
+        assert_drawn(draw_case(512, **cut(512, 4, 16, 9)).run(how, *operands), operands)
+
+
+@pytest.mark.parametrize("form", [{}, {"block_columns": 2020, "row_columns": 2020, "pieces": 64, "levels": 17, "listed": 32768}])
+@pytest.mark.parametrize("settings", [{}, {"top_k": 50}, {"top_p": 0.9}, {"top_p": 0.6, "temperature": 50.0}])
 def test_the_real_vocabulary(settings, form):
     """129,280 tokens in the blocks of the CPU's schedule row, compiled; a masked token (-inf) is never drawn."""
     x = normal(4, 6, 129280)
     x[:, ::2] = -np.inf
-    operands = given(x, temperature=np.resize([1.0, 0.5, 0.0], 6), **settings)
+    operands = given(x, **{"temperature": np.resize([1.0, 0.5, 0.0], 6), **settings})
     with np.errstate(invalid="ignore"):
         assert_drawn(draw_case(129280, **form).run(COMPILED, *operands), operands, share=0.5)
 

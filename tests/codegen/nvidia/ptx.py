@@ -83,6 +83,30 @@ def _rounded_pair(high: Register, low: Register) -> Register:
     return (halves[0] << np.uint32(16)) | halves[1]
 
 
+def _halves(x: Register) -> np.ndarray:
+    """Two FP16 numbers each, the low one first."""
+    return np.ascontiguousarray(np.asarray(x, np.uint32).reshape(-1, 1)).view(np.float16)
+
+
+def _f16_pair(high: Register, low: Register) -> Register:
+    """Two f32 numbers rounded to FP16, the second one in the low half."""
+    with np.errstate(over="ignore"):
+        halves = [x.astype(np.uint32).view(np.float32).astype(np.float16).view(np.uint16).astype(np.uint32) for x in (high, low)]
+    return (halves[0] << np.uint32(16)) | halves[1]
+
+
+def _f16_product(a: Register, b: Register) -> Register:
+    """Halves as FP16, each product rounded to nearest."""
+    return (_halves(a).astype(np.float64) * _halves(b).astype(np.float64)).astype(np.float16).view(np.uint32).reshape(-1)
+
+
+def _f16_least_size(a: Register, b: Register) -> Register:
+    """Halves as FP16: the smaller magnitude with the product of the signs."""
+    x, y = np.broadcast_arrays(_halves(a), _halves(b))
+    least = np.minimum(abs(x), abs(y))
+    return np.where(np.signbit(x) ^ np.signbit(y), -least, least).astype(np.float16).view(np.uint32).reshape(-1)
+
+
 def _inverse(x: Register) -> Register:
     with np.errstate(divide="ignore"):
         return (np.float32(1) / x.astype(np.uint32).view(np.float32)).astype(np.float32).view(np.uint32)
@@ -90,9 +114,13 @@ def _inverse(x: Register) -> Register:
 
 OPERATIONS = {
     "cvt.rn.bf16x2.f32": _rounded_pair,
+    "cvt.rn.f16x2.f32": _f16_pair,
+    "mul.rn.f16x2": _f16_product,
+    "min.xorsign.abs.f16x2": _f16_least_size,
     "rcp.approx.ftz.f32": _inverse,
     "mov.b32": lambda a: a,
     "cvt.u32.u16": lambda a: a & np.uint32(0xFFFF),
+    "add.u32": lambda a, b: a + b,
     "and.b32": lambda a, b: a & b,
     "or.b32": lambda a, b: a | b,
     "lop3.b32": _any_of_three,

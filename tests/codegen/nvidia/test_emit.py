@@ -12,7 +12,7 @@ import pytest
 from tapeout.codegen import tile_builder as t
 from tapeout.codegen import tile_interpreter
 from tapeout.codegen.kernel import KernelError
-from tapeout.codegen.launch_grid import module_grid_at
+from tapeout.codegen.launch_grid import grid_at, grid_part, module_grid_at
 from tapeout.codegen.lower_to_tile import TileKernel
 from tapeout.codegen.nvidia.block_sizes import fitting, power
 from tapeout.codegen.nvidia.emit import EmitError, emit, emit_module
@@ -118,6 +118,13 @@ def test_instances_behind_the_grid_leave():
     assert source.text.index("return") < source.text.index("tl.store")
     assert module_grid_at(module, 9) == (3, 1, 1) and module_grid_at(module, 0) == (0, 1, 1)
     assert "count" in arrays
+
+
+def test_a_grid_needs_its_own_part_of_the_text_only():
+    text = norm().operation.get_asm()
+    part = grid_part(text)
+    assert grid_at(text, 9) == (3, 1, 1) and len(part) < len(text) / 2 and part.count("func.func @") == 1
+    assert "tile.load" in text and "tile.load" not in part
 
 
 def test_grids_of_other_buffers_are_refused():
