@@ -1,6 +1,7 @@
 """lower-to-tile: each kernel choice of a module becomes one tile module, named by what it does and a hash of what it is."""
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tapeout.codegen import tile_builder as t
@@ -22,18 +23,27 @@ class TileKernel:
     text: str
 
 
-def tile_kernels(module: ir.Module) -> dict[Choice, TileKernel]:
+Texts = Callable[[Choice, Callable[[], str]], str]
+"""The text of a choice's tile module: what the function makes, or the same from where it is kept."""
+
+
+def made_now(choice: Choice, make: Callable[[], str]) -> str:
+    """Texts that nobody keeps."""
+    return make()
+
+
+def tile_kernels(module: ir.Module, texts: Texts = made_now) -> dict[Choice, TileKernel]:
     """Every distinct kernel of a module in which select-kernels has run, in program order; an op's launches side by side."""
     made: dict[Choice, TileKernel] = {}
     for op in launches(module):
         for choice in choices_of(op):
             if choice not in made:
-                made.update((one, lower(one)) for one in in_launches(choice))
+                made.update((one, lower(one, texts)) for one in in_launches(choice))
     return made
 
 
-def lower(choice: Choice) -> TileKernel:
-    """The tile module of one choice."""
+def lower(choice: Choice, texts: Texts = made_now) -> TileKernel:
+    """The tile module of one choice; raises `KernelError` where the ops that the schedule row leads to refuse each other."""
     kernel = build(choice)
     buffers = (
         *choice.request.buffers(),
@@ -41,14 +51,22 @@ def lower(choice: Choice) -> TileKernel:
         Buffer("count", "i32", "count"),
     )
     symbol = symbol_of(choice)
-    module = t.kernel(symbol, {b.name: KINDS.get(b.element, b.element) for b in buffers}, kernel.body, kernel.grid)
+    return TileKernel(symbol, choice, kernel, buffers, texts(choice, lambda: _text(symbol, choice, kernel, buffers)))
+
+
+def _text(symbol: str, choice: Choice, kernel: Kernel, buffers: tuple[Buffer, ...]) -> str:
+    try:
+        module = t.kernel(symbol, {b.name: KINDS.get(b.element, b.element) for b in buffers}, kernel.body, kernel.grid)
+    except ir.MLIRError as error:
+        reasons = "; ".join(d.message for d in error.error_diagnostics) or str(error)
+        raise KernelError(f"{choice.request}: kernel {choice.family} with {dict(choice.schedule)} is no tile kernel: {reasons}") from None
     if dict(choice.schedule).get(EAGER):
         with module.context:
             next(iter(module.body.operations)).attributes[f"tile.{EAGER}"] = ir.UnitAttr.get()
     found = problems(module)
     if found:
         raise KernelError(f"kernel {symbol} for {choice.request} leaves the common op set: {'; '.join(found[:3])}")
-    return TileKernel(symbol, choice, kernel, buffers, module.operation.get_asm())
+    return str(module.operation.get_asm())
 
 
 def symbol_of(choice: Choice) -> str:
@@ -57,4 +75,4 @@ def symbol_of(choice: Choice) -> str:
     return f"{choice.family}_{digest}"
 
 
-__all__ = ["Request", "TileKernel", "lower", "symbol_of", "tile_kernels"]
+__all__ = ["Request", "Texts", "TileKernel", "lower", "made_now", "symbol_of", "tile_kernels"]

@@ -15,7 +15,7 @@ from tapeout.compiler.driver import Planned
 from tapeout.compiler.settings import Settings
 from tapeout.compiler.target_ascend import AscendTarget, lowered_kernels
 from tapeout.models.deepseek_v41.config import ModelConfig
-from tapeout.runtime.artifact import Launch, extent_bound
+from tapeout.runtime.artifact import EXTENTS, Launch, extent_bound
 from tapeout.runtime.cost import evaluated, experts_touched
 
 KINDS = {"bf16": "bf16", "f32": "bf16", "f8E4M3FN": "fp8"}
@@ -72,8 +72,7 @@ def _chip(settings: Settings) -> Chip:
 def _sizes(config: ModelConfig, settings: Settings, bucket: int) -> dict[str, float]:
     """Every extent at its most, and the experts that so many rows are expected to touch."""
     text = config.text
-    names = ("rows", "kept", "outputs", "sequences", "drafts")
-    counts = {n: float(extent_bound(n, bucket, settings.max_sequences, settings.outputs, text.dspark_block_size)) for n in names}
+    counts = {str(n): float(extent_bound(n, bucket, settings.max_sequences, settings.outputs, text.dspark_block_size)) for n in EXTENTS}
     touched = experts_touched(text.n_routed_experts, text.num_experts_per_tok)(bucket)
     return {**counts, "entries": float(settings.max_context), "experts": touched, SHARE: touched / text.n_routed_experts}
 

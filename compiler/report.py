@@ -16,24 +16,27 @@ def emit(data: Any, as_json: bool, show: Callable[[], None]) -> None:
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table: numbers are grouped by thousands and aligned right."""
-    cells = [[_cell(value) for value in row] for row in rows]
+    """A table: numbers are grouped by thousands and aligned right, words left."""
+    values = [list(row) for row in rows]
+    cells = [[_cell(value) for value in row] for row in values]
+    words = [any(isinstance(row[i], str) for row in values) for i in range(len(columns))]
     if sys.stdout.isatty():
-        _rich_table(title, columns, cells)
+        _rich_table(title, columns, cells, words)
         return
     widths = [max(len(r[i]) for r in [list(columns), *cells]) for i in range(len(columns))]
     print(title)
     for row in [list(columns), *cells]:
-        print("  " + "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))))
+        placed = (c.ljust(w) if left else c.rjust(w) for c, w, left in zip(row, widths, words, strict=True))
+        print(("  " + "  ".join(placed)).rstrip())
 
 
-def _rich_table(title: str, columns: Sequence[str], cells: list[list[str]]) -> None:
+def _rich_table(title: str, columns: Sequence[str], cells: list[list[str]], words: Sequence[bool]) -> None:
     from rich.console import Console
     from rich.table import Table
 
     made = Table(title=title, title_justify="left")
-    for i, column in enumerate(columns):
-        made.add_column(column, justify="left" if i == 0 else "right")
+    for column, left in zip(columns, words, strict=True):
+        made.add_column(column, justify="left" if left else "right")
     for row in cells:
         made.add_row(*row)
     Console().print(made)

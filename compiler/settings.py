@@ -4,10 +4,11 @@ Every rule is checked here, all problems are reported together.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from tapeout.codegen.tuned_rows import TunedRow
 from tapeout.compiler.errors import SettingsError
 from tapeout.compiler.targets import MODULES
 from tapeout.passes.bucket_rows import MOST_ROWS
@@ -43,7 +44,7 @@ class Settings:
     print_ir_after: tuple[str, ...] = ()
     stop_after: str | None = None
     check_passes: bool = False
-    tuned: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = field(default=())
+    tuned: tuple[TunedRow, ...] = ()
 
     def __post_init__(self) -> None:
         wrong = [
@@ -65,6 +66,10 @@ class Settings:
         return [
             (set(self.targets) <= set(TARGETS), f"--target: found {self.target}, expected one of {', '.join(TARGETS)}"),
             (len(set(self.targets)) == len(self.targets) > 0, f"--target: found {self.target!r}, expected each target once"),
+            (
+                not self.tuned or len(self.targets) == 1,
+                f"--tuning: rows are those of one target, found {self.target}; compile each with its own",
+            ),
             (self.cpu in CPUS, f"--cpu: found {self.cpu}, expected one of {', '.join(CPUS)}"),
             (1 <= self.max_rows <= MOST_ROWS, f"--max-rows: found {self.max_rows}, expected 1 to {MOST_ROWS}"),
             (
@@ -144,7 +149,7 @@ _KINDS: dict[str, tuple[str, Fits]] = {
     "print_ir_after": ("a tuple of names", _is_tuple_of(str)),
     "stop_after": ("a name or None", lambda value: value is None or isinstance(value, str)),
     "check_passes": ("True or False", lambda value: isinstance(value, bool)),
-    "tuned": ("rows as `read_tuning` gives them", lambda value: isinstance(value, tuple)),
+    "tuned": ("rows as `read_tuning` gives them", _is_tuple_of(TunedRow)),
 }
 """What type each setting has, in words and as a test: checked before any rule."""
 

@@ -3,6 +3,7 @@
 Imports nothing heavy: `tapeout --help` reads it.
 """
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,4 +17,6 @@ Outputs = Annotated[int, typer.Option(help="rows of a step that may ask for logi
 Context = Annotated[int, typer.Option(help="tokens of the longest sequence")]
 BlockTokens = Annotated[int, typer.Option(help="tokens of one cache block")]
 Workspace = Annotated[int, typer.Option(help="MiB that index scoring may use")]
+RowBuckets = Annotated[str, typer.Option(help="ascending row counts to plan for, as 16,128,512; the last is --max-rows")]
+Tuning = Annotated[Path | None, typer.Option(help="schedule rows that come before the target's own (docs/tuning.md)")]
 UnknownKeys = Annotated[bool, typer.Option("--allow-unknown-keys", help="accept configuration keys that are not known")]

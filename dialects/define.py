@@ -232,6 +232,7 @@ def _verify(self: Any) -> bool:
     declaration = REGISTRY[self.OPERATION_NAME]
     try:
         _require_attributes(self)
+        _require_segments(self, declaration)
         operands, results = views_of(self)
         numbers = tuple(r.number if isinstance(r, Tensor) else None for r in results)
         expected = as_tuple(declaration.infer(attributes_of(self), *operands, out=numbers))
@@ -257,10 +258,22 @@ def _require_attributes(op: Any) -> None:
     for f in (f for f in op._fields if type(f).__name__ == "AttributeDef"):
         require(f.name in present, f"has no attribute {f.name}")
         found = present[f.name].maybe_downcast()
-        fits = isinstance(found, f.constraint) or (f.constraint is ir.IntegerAttr and isinstance(found, ir.BoolAttr))
-        require(fits, f"attribute {f.name} is {found}, expected {_KINDS.get(f.constraint.__name__, f.constraint.__name__)}")
+        if not (isinstance(found, f.constraint) or (f.constraint is ir.IntegerAttr and isinstance(found, ir.BoolAttr))):
+            raise Mismatch(f"attribute {f.name} is {found}, expected {_KINDS.get(f.constraint.__name__, f.constraint.__name__)}")
 
 
+def _require_segments(op: Any, declaration: Declaration) -> None:
+    """Optional operands are told apart by an attribute, which MLIR itself looks at only after this verifier."""
+    try:
+        operand_groups(op)
+    except (KeyError, IndexError):
+        present, count = op.operation.attributes, len(op.operation.operands)
+        found = present.get(SEGMENTS, "absent")
+        raise Mismatch(f"attribute {SEGMENTS} is {found}, expected array<i32: ...> with 1 for each of {', '.join(declaration.groups)} that is there "
+                       f"and 0 for one that is not: {count} in all") from None
+
+
+SEGMENTS = "operandSegmentSizes"
 _KINDS = {"IntegerAttr": "a whole number or boolean", "FloatAttr": "a number with a point", "StringAttr": "a string", "ArrayAttr": "a list"}
 
 

@@ -3,7 +3,7 @@
 Used by the `infer` rules of every dialect; raises `Mismatch` only. Shape rules of one op stay in that op.
 """
 
-from tapeout.dialects.define import Group, require
+from tapeout.dialects.define import Group, Mismatch, require
 from tapeout.dialects.format import BF16, FP32, INT32, Q4_INDEX, Q4_MAIN, Q8, REAL, Number
 from tapeout.dialects.types import Blocks, Ring, Tensor
 
@@ -17,6 +17,8 @@ QUANTIZED = (Q8, Q4_MAIN, Q4_INDEX)
 
 def ranked(view: Group, name: str, *ranks: int) -> Tensor:
     """The view as a tensor of one of `ranks`."""
+    if isinstance(view, Tensor) and len(view.shape) in ranks:
+        return view  # verifiers come here very often: no sentence is made where none is needed
     found = "absent" if view is None else str(view)
     require(isinstance(view, Tensor), f"{name} is {found}, expected a tensor")
     assert isinstance(view, Tensor), view
@@ -27,16 +29,18 @@ def ranked(view: Group, name: str, *ranks: int) -> Tensor:
 def rows(view: Group, name: str, *ranks: int) -> Tensor:
     """A real tensor of one of `ranks` whose first axis, and no other, is the ragged row axis."""
     found = ranked(view, name, *ranks)
-    require(found.number.is_float, f"{name} is {found}, expected real elements")
-    ragged = found.shape[0] is ROWS and ROWS not in found.shape[1:]
-    require(ragged, f"{name} is {found}, expected a ragged first axis and static others")
+    if not found.number.is_float:
+        raise Mismatch(f"{name} is {found}, expected real elements")
+    if not (found.shape[0] is ROWS and ROWS not in found.shape[1:]):
+        raise Mismatch(f"{name} is {found}, expected a ragged first axis and static others")
     return found
 
 
 def shaped(view: Group, name: str, *axes: Axis) -> Tensor:
     """A real tensor of these axes."""
     found = ranked(view, name, len(axes))
-    require(found.number.is_float and _fits(found, axes), f"{name} is {found}, expected [{_written(axes)}] of real elements")
+    if not (found.number.is_float and _fits(found, axes)):
+        raise Mismatch(f"{name} is {found}, expected [{_written(axes)}] of real elements")
     return found
 
 

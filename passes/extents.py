@@ -11,6 +11,8 @@ from tapeout.dialects.define import attributes_of, declaration_of, operand_group
 from tapeout.dialects.types import Tensor, from_ir
 from tapeout.passes.define import PassError
 
+EXTENTS = ("rows", "kept", "outputs", "sequences", "drafts")
+"""What a run-time row count may be of; the runtime counts just these (runtime/artifact.py)."""
 Extents = dict[ir.Value, str]
 
 
@@ -23,6 +25,8 @@ def extents(function: func.FuncOp, arguments: list[str | None] | None = None) ->
         if _is_ragged(value):
             if name is None:
                 raise PassError(f"argument {i} of @{function.name.value} has a run-time row count and no tapeout.extent")
+            if name not in EXTENTS:
+                raise PassError(f'argument {i} of @{function.name.value} has tapeout.extent "{name}"; expected one of {", ".join(EXTENTS)}')
             found[value] = name
     _walk(block, found, function)
     return found

@@ -19,12 +19,12 @@ def command(
     block_tokens: of.BlockTokens = of.BLOCK_TOKENS,
     workspace: of.Workspace = of.WORKSPACE,
     cpu: Annotated[str, typer.Option(help="x86-64-v3 (same bytes on any host) or native")] = "x86-64-v3",
-    row_buckets: Annotated[str, typer.Option(help="ascending row counts to plan for, as 16,128,512; the last is --max-rows")] = "",
+    row_buckets: of.RowBuckets = "",
     dump: Annotated[Path | None, typer.Option(help="write the IR after every pass, and every kernel, into this folder")] = None,
     print_ir_after: Annotated[list[str] | None, typer.Option(help="print the IR after this pass, `all`, or where it `changed`")] = None,
     stop_after: Annotated[str | None, typer.Option(help="stop after this pass; nothing is written")] = None,
     check_passes: Annotated[bool, typer.Option("--check-passes", help="run the module on toy data around every pass")] = False,
-    tuning: Annotated[Path | None, typer.Option(help="tuned schedule rows (tuning.json of an artifact)")] = None,
+    tuning: of.Tuning = None,
     jobs: Annotated[int, typer.Option(help="compile processes")] = 2,
     allow_unknown_keys: of.UnknownKeys = False,
     as_json: Annotated[bool, typer.Option("--json", help="print a JSON summary")] = False,
@@ -51,7 +51,7 @@ def command(
         print_ir_after=tuple(print_ir_after or ()),
         stop_after=stop_after,
         check_passes=check_passes,
-        tuned=read_tuning(tuning),
+        tuned=read_tuning(tuning, target),
     )
     with report.progress("kernels") as update:
         watch = Watch(ir=_print_ir, kernel=update)

@@ -1,23 +1,29 @@
 """Show what a configuration, checkpoint folder or artifact holds."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from tapeout.compiler.gpu_bounds import Bound
+    from tapeout.compiler.kernel_report import StepPrograms
     from tapeout.models.deepseek_v41.config import ModelConfig
     from tapeout.runtime.artifact import Artifact
 
 
 def command(
     path: Annotated[Path, typer.Argument(help="config.json, a Hugging Face folder, an artifact or several of one compile")],
+    kernel: Annotated[str | None, typer.Option(help="show only an artifact's kernels whose symbols begin so: row, report, bound")] = None,
     allow_unknown_keys: Annotated[bool, typer.Option("--allow-unknown-keys", help="accept configuration keys that are not known")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Show what a configuration, checkpoint folder or artifact holds."""
     found = _members(path)
-    if found:
+    if kernel is not None:
+        _kernels(path, found, kernel, as_json)
+    elif found:
         _artifacts(found, as_json)
     else:
         _model(path, allow_unknown_keys, as_json)
@@ -114,6 +120,23 @@ def _artifacts(found: dict[str, Path], as_json: bool) -> None:
     report.emit(data if len(data) > 1 else next(iter(data.values())), as_json, show)
 
 
+def _kernels(path: Path, found: dict[str, Path], symbol: str, as_json: bool) -> None:
+    """Some kernels of artifacts alone."""
+    from tapeout.compiler import report
+    from tapeout.compiler.errors import SettingsError
+    from tapeout.compiler.kernel_report import compiled_kernel, details, show_details
+    from tapeout.runtime.artifact import load_artifact
+
+    if not found:
+        raise SettingsError([f"--kernel: {path} is no artifact; its kernels are shown by tapeout plan --kernel"])
+    kernels: list[dict[str, Any]] = []
+    for target, folder in found.items():
+        artifact = load_artifact(folder, target=target)
+        facts = [compiled_kernel(k, artifact) for k in artifact.manifest.kernels]
+        kernels += details(symbol, facts, artifact.programs, partial(_bounds, artifact))
+    report.emit({"kernels": kernels}, as_json, lambda: show_details(kernels))
+
+
 def _data(artifact: "Artifact") -> dict[str, Any]:
     from dataclasses import asdict
 
@@ -131,17 +154,19 @@ def _data(artifact: "Artifact") -> dict[str, Any]:
         "kernels": [k.model_dump() for k in m.kernels],
         "states": [s.model_dump(mode="json") for s in m.states],
     }
-    return data | ({"bounds": [asdict(b) for b in _bounds(artifact)]} if m.gpu else {})
+    return data | ({"bounds": [asdict(b) for b in _bounds(artifact, artifact.programs)]} if m.gpu else {})
 
 
-def _bounds(artifact: "Artifact") -> list[Any]:
-    """What limits each launch of a GPU artifact."""
+def _bounds(artifact: "Artifact", programs: "StepPrograms") -> "list[Bound]":
+    """What limits each launch of some of an artifact's programs; nothing where the target has no rates."""
     from tapeout.codegen.nvidia.facts import chip
     from tapeout.compiler.gpu_bounds import bounds
 
     m = artifact.manifest
+    if m.gpu is None:
+        return []
     config: Any = m.model.config["text_config"]
-    return bounds([k.symbol for k in m.kernels], artifact.programs, chip(artifact.target), config, m.options, artifact.draft_block)
+    return bounds([k.symbol for k in m.kernels], programs, chip(artifact.target), config, m.options, artifact.draft_block)
 
 
 def _show_artifact(artifact: "Artifact", data: dict[str, Any]) -> None:
@@ -153,8 +178,8 @@ def _show_artifact(artifact: "Artifact", data: dict[str, Any]) -> None:
     print(f"artifact {m.identity[:16]} of {m.model.architecture} for {', '.join(m.targets)} ({level}); row buckets {list(m.row_buckets)}")
     table(
         "kernels",
-        ["family", "op", "schedule", "origin"],
-        [(k.family, k.op, " ".join(f"{n}={v}" for n, v in k.schedule.items()), k.origin) for k in m.kernels],
+        ["symbol", "op", "origin", "schedule"],
+        [(k.symbol, k.op, k.origin, " ".join(f"{n}={v}" for n, v in k.schedule.items())) for k in m.kernels],
     )
     if m.gpu:
         table("binaries: bytes of shared memory a block, of spills and local memory a thread", BINARY_COLUMNS, binary_rows(m.kernels))

@@ -9,6 +9,8 @@ from tapeout.compiler import step_options as of
 
 if TYPE_CHECKING:
     from tapeout.compiler.driver import Planned
+    from tapeout.compiler.gpu_bounds import Bound
+    from tapeout.compiler.kernel_report import StepPrograms
     from tapeout.compiler.settings import Settings
     from tapeout.models.deepseek_v41.config import ModelConfig
 
@@ -22,17 +24,26 @@ def command(
     max_outputs: of.Outputs = of.OUTPUTS,
     block_tokens: of.BlockTokens = of.BLOCK_TOKENS,
     workspace: of.Workspace = of.WORKSPACE,
+    row_buckets: of.RowBuckets = "",
+    tuning: of.Tuning = None,
+    write_tuning: Annotated[Path | None, typer.Option(help="write the schedule rows of all kernels here, as --tuning reads them")] = None,
+    kernel: Annotated[str | None, typer.Option(help="show only the kernels whose symbols begin so: request, row, launches, bound")] = None,
     allow_unknown_keys: of.UnknownKeys = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Show what a compiled model would need: state, work, weights, memory, kernels."""
+    from dataclasses import asdict
+
     from tapeout.codegen.ascend.facts import TARGETS as ASCEND
     from tapeout.codegen.nvidia.facts import CHIPS
     from tapeout.compiler import report
     from tapeout.compiler.driver import Watch, plan
     from tapeout.compiler.errors import SettingsError
-    from tapeout.compiler.settings import MEBIBYTE, Settings
+    from tapeout.compiler.files import write_text
+    from tapeout.compiler.kernel_report import show_details
+    from tapeout.compiler.settings import MEBIBYTE, Settings, parse_buckets
     from tapeout.compiler.targets import target_of
+    from tapeout.compiler.tuning import read_tuning
     from tapeout.models.deepseek_v41.config import load_config
 
     config = load_config(path, allow_unknown_keys=allow_unknown_keys)
@@ -45,6 +56,8 @@ def command(
             max_context=context,
             block_tokens=block_tokens,
             workspace_bytes=workspace * MEBIBYTE,
+            buckets=parse_buckets(row_buckets),
+            tuned=read_tuning(tuning, target),
         )
         if target in ASCEND:
             target_of(target).require()
@@ -52,11 +65,17 @@ def command(
     except SettingsError as error:
         raise error.renamed({"--max-context": "--context", "--max-sequences": "--sequences"}) from None
     assert planned is not None, "a plan without stop_after is whole"
+    if write_tuning is not None:
+        write_text(write_tuning, _rows(config, settings, planned), "--write-tuning")
+    if kernel is not None:
+        found = _details(kernel, config, settings, planned)
+        report.emit({"kernels": found}, as_json, lambda: show_details(found))
+        return
     data = facts(config, settings, planned)
     if target in ASCEND:
         data["ascend"] = _ascend(config, settings, planned)
     if target in CHIPS:
-        data["gpu"] = {"bounds": _gpu_bounds(config, settings, planned)}
+        data["gpu"] = {"bounds": [asdict(bound) for bound in _gpu_bounds(config, settings, planned, planned.programs)]}
     report.emit(data, as_json, lambda: _show(data))
 
 
@@ -107,10 +126,8 @@ def _ascend(config: "ModelConfig", settings: "Settings", planned: "Planned") -> 
     return {"kernels": kernels, "bounds": [asdict(b) for b in found]}
 
 
-def _gpu_bounds(config: "ModelConfig", settings: "Settings", planned: "Planned") -> list[dict[str, Any]]:
-    """What limits each launch, in microseconds; needs no compile."""
-    from dataclasses import asdict
-
+def _gpu_bounds(config: "ModelConfig", settings: "Settings", planned: "Planned", programs: "StepPrograms") -> "list[Bound]":
+    """What limits each launch of some of the programs, in microseconds; needs no compile."""
     from tapeout.codegen.nvidia.facts import chip
     from tapeout.compiler.gpu_bounds import bounds
     from tapeout.runtime.artifact import Options
@@ -120,7 +137,26 @@ def _gpu_bounds(config: "ModelConfig", settings: "Settings", planned: "Planned")
                       cpu=settings.cpu)  # fmt: skip
     text: Any = config.canonical()["text_config"]
     symbols = [k.symbol for k in planned.kernels]
-    return [asdict(b) for b in bounds(symbols, planned.programs, chip(settings.target), text, options, config.text.dspark_block_size)]
+    return bounds(symbols, programs, chip(settings.target), text, options, config.text.dspark_block_size)
+
+
+def _details(symbol: str, config: "ModelConfig", settings: "Settings", planned: "Planned") -> list[dict[str, Any]]:
+    """Some kernels alone; bounds are those that need no compile."""
+    from tapeout.codegen.nvidia.facts import CHIPS
+    from tapeout.compiler.kernel_report import details, planned_kernel
+
+    kernels = [planned_kernel(k) for k in planned.kernels]
+    has_rates = settings.target in CHIPS
+    return details(symbol, kernels, planned.programs, lambda some: _gpu_bounds(config, settings, planned, some) if has_rates else [])
+
+
+def _rows(config: "ModelConfig", settings: "Settings", planned: "Planned") -> str:
+    """The schedule rows that were chosen, as the text of a tuning file."""
+    from tapeout.compiler.pipeline import graph_pipeline
+    from tapeout.compiler.tuning import chosen_rows
+    from tapeout.runtime.artifact import canonical_json
+
+    return canonical_json(chosen_rows(planned.module_text, graph_pipeline(settings, config.text.dspark_block_size))).decode()
 
 
 def _exchange(planned: "Planned", settings: "Settings", block: int) -> dict[str, int]:

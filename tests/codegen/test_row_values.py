@@ -7,10 +7,12 @@ import pytest
 from tapeout.codegen.kernel import KernelError, Request
 from tapeout.codegen.row_values import Rows, block, columns_of, scale_group
 from tapeout.codegen.schedule_rows import divisor
-from tapeout.dialects import mhc, moe, nn
+from tapeout.dialects import dspark, mhc, mla, moe, nn, sample
 from tapeout.dialects.format import BF16, FP8_WEIGHT, FP32, INT32, Q4_MAIN, Q8, REAL
-from tapeout.dialects.types import Blocks, Tensor
+from tapeout.dialects.rows import TABLE
+from tapeout.dialects.types import Blocks, Ring, Tensor
 from tests.codegen.kernels.harness import KernelCase
+from tests.codegen.kernels.test_sampling import REALS, SEEDS
 
 
 def test_a_block_that_does_not_fit_is_refused():
@@ -28,9 +30,15 @@ def test_a_block_that_does_not_fit_is_refused():
     (partial(nn.linear, groups=1, wide=False, out=BF16), [Tensor((None, 96), BF16), Tensor((32, 96), BF16)], {"block_k": 64}),
     (partial(nn.linear, groups=1, wide=False, out=BF16), [Tensor((None, 96), Q8), Tensor((32, 96), FP8_WEIGHT)], {"block_k": 48}),
     (partial(nn.linear, groups=1, wide=False, out=BF16), [Tensor((None, 96), BF16), Tensor((32, 96), BF16)], {"block_n": 24}),
+    (partial(nn.linear, groups=1, wide=False, out=BF16), [Tensor((None, 96), Q8), Tensor((32, 96), FP8_WEIGHT)], {"decoded": 2}),
     (partial(mhc.collapse, out=BF16), [Tensor((None, 4, 96), BF16), Tensor((None, 4), FP32)], {"block_columns": 64}),
     (partial(moe.gate, top_k=2, scale=1.0, out=(INT32, FP32)),
      [Tensor((None, 96), BF16), Tensor((8, 96), BF16), Tensor((8,), FP32)], {"block_k": 36}),
+    (partial(mla.pool, length=7, sequences=3, out=BF16), [Ring(Tensor((192,), FP32), 7), TABLE], {"block_columns": 64}),
+    (partial(dspark.correct, step=0, size=5), [Tensor((None, 96), FP32)] * 2, {"block_columns": 95}),
+    (partial(dspark.confidence, step=1, size=3), [Tensor((None, 96), BF16), Tensor((None, 32), BF16), Tensor((1, 128), BF16)],
+     {"block_embedded": 12}),
+    (partial(sample.draw, stream=0), [Tensor((None, 96), FP32), REALS, TABLE, REALS, SEEDS, TABLE], {"block_columns": 64}),
 ])
 def test_families_refuse_a_tuned_row_that_does_not_fit(build, views, wrong):
     with pytest.raises(KernelError, match=f"schedule entry {next(iter(wrong))} is {next(iter(wrong.values()))}"):

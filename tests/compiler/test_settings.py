@@ -1,15 +1,17 @@
 """Settings: every rule refuses, all problems come together, buckets follow from the largest step."""
 
+import json
 from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 
 import pytest
 
+from tapeout.codegen.tuned_rows import TunedRow
 from tapeout.compiler import step_options as of
 from tapeout.compiler.errors import SettingsError
 from tapeout.compiler.settings import MEBIBYTE, Settings, parse_buckets
 from tapeout.compiler.targets import MODULES
-from tapeout.compiler.tuning import read_tuning
+from tapeout.compiler.tuning import as_data, read_tuning
 
 WRONG = [
     ({"target": "abacus"}, f"--target: found abacus, expected one of {', '.join(MODULES)}"),
@@ -103,24 +105,41 @@ def test_every_setting_of_a_compile_has_a_flag() -> None:
         ("", "cannot be read as JSON"),
         ("[" * 100_000, "cannot be read as JSON"),
         ("[]", "found a JSON list, expected an object of requests"),
-        ('{"a": {"block": 1.5}, "b": 3}', "a: expected whole numbers by name, found {'block': 1.5}"),
-        ('{"a": {"block": true}}', "a: expected whole numbers by name, found {'block': True}"),
+        ('{"a": {"b": 1}}', '"target" is null, expected "cpu", for which --target asks'),
+        ('{"target": "sm90", "a": {"b": 1}}', '"target" is "sm90", expected "cpu", for which --target asks'),
+        ('{"a": {"b": 1.5}, "b": 3}', "a: expected whole numbers by name, or such rows by how many rows a launch has at most, found {'b': 1.5}"),
+        ('{"a": {"b": true}}', "a: expected whole numbers by name, or such rows by how many rows a launch has at most, found {'b': True}"),
+        ('{"a": {"16": {"block": 1.5}}}', "a: expected whole numbers by name, or such rows by"),
+        ('{"a": {"016": {"block": 1}}}', "a: expected whole numbers by name, or such rows by"),
+        ('{"a": {"%s": {"block": 1}}}' % ("9" * 5000), "a: expected whole numbers by name, or such rows by"),
+        ('{"a": {"block": 1}, "a": {"block": 2}}', "cannot be read as JSON (a appears twice)"),
     ],
 )
 def test_tuning_files_are_checked(tmp_path: Path, text: str, sentence: str) -> None:
     path = tmp_path / "tuning.json"
-    path.write_text(text)
+    path.write_text(text if "target" in sentence else text.replace('{"a"', '{"target": "cpu", "a"', 1))
     with pytest.raises(SettingsError) as caught:
-        read_tuning(path)
+        read_tuning(path, "cpu")
     assert sentence in caught.value.problems[0] and caught.value.problems[0].startswith(f"--tuning {path}: ")
 
 
 def test_tuning_rows(tmp_path: Path) -> None:
     path = tmp_path / "tuning.json"
-    path.write_text('{"b": {"y": 2, "x": 1}, "a": {}}')
-    assert read_tuning(path) == (("a", ()), ("b", (("x", 1), ("y", 2)))) and read_tuning(None) == ()
+    data = {"target": "cpu", "b": {"y": 2, "x": 1}, "a": {}, "c": {"128": {"x": 3}, "16": {"x": 4}}}
+    path.write_text(json.dumps(data))
+    rows = read_tuning(path, "cpu")
+    (tmp_path / "empty.json").write_text("{}")
+    assert read_tuning(tmp_path / "empty.json", "cpu") == () and as_data((), "cpu") == {}
+    assert rows == (TunedRow("a", ()), TunedRow("b", (("x", 1), ("y", 2))), TunedRow("c", (("x", 4),), 16), TunedRow("c", (("x", 3),), 128))
+    assert as_data(rows, "cpu") == data and read_tuning(None, "cpu") == ()
     with pytest.raises(SettingsError, match="cannot be read as JSON"):
-        read_tuning(tmp_path / "none.json")
+        read_tuning(tmp_path / "none.json", "cpu")
+
+
+def test_tuned_rows_are_of_one_target() -> None:
+    with pytest.raises(SettingsError) as caught:
+        Settings(target="sm90,cpu", tuned=(TunedRow("a", ()),))
+    assert caught.value.problems == ("--tuning: rows are those of one target, found sm90,cpu; compile each with its own",)
 
 
 def test_python_names_fields_and_takes_lists(tmp_path: Path) -> None:

@@ -4,10 +4,10 @@ import pytest
 
 from tapeout.dialects.types import Tensor, from_ir
 from tapeout.passes.define import PassError, functions, operations
-from tapeout.passes.extents import argument_attribute, extent_of, extents
+from tapeout.passes.extents import EXTENTS, argument_attribute, extent_of, extents
+from tapeout.runtime import artifact
 from tests.passes.modules import REAL, TINY, graph
 
-EXTENTS = {"rows", "kept", "outputs", "sequences", "drafts"}
 ENDS = {
     "step": {"rows"},
     "encoder": {"rows"},
@@ -27,9 +27,13 @@ def test_every_ragged_value_has_an_extent(before: str | None, config: object) ->
                 for result in op.results:
                     view = from_ir(result.type)
                     assert isinstance(view, Tensor) and (result in found) == (None in view.shape)
-            assert set(found.values()) <= EXTENTS
+            assert set(found.values()) <= set(EXTENTS)
             if function.name.value in ENDS:
                 assert {found[v] for v in operations(function)[-1].operands} == ENDS[function.name.value]
+
+
+def test_the_runtime_counts_the_same_extents() -> None:
+    assert EXTENTS == artifact.EXTENTS
 
 
 def test_kept_rows_are_counted_apart() -> None:
