@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from tapeout.codegen.kernel import KernelError
-from tapeout.codegen.lower_to_tile import TileKernel, tile_kernels
+from tapeout.codegen.lower_to_tile import Texts, TileKernel, made_now, tile_kernels
 from tapeout.codegen.nvidia.facts import CHIPS
 from tapeout.compiler import manifest as facts
 from tapeout.compiler.cache import Cache
@@ -21,6 +21,8 @@ from tapeout.compiler.pipeline import KERNEL_STAGES, OWN, PASSES, graph_pipeline
 from tapeout.compiler.programs import Bound, Grids, step_programs
 from tapeout.compiler.settings import Settings
 from tapeout.compiler.targets import target_of
+from tapeout.compiler.tile_texts import cached_texts
+from tapeout.compiler.tuning import as_data
 from tapeout.compiler.weights import weights_of
 from tapeout.dialects._mlir import ir
 from tapeout.models.deepseek_v41.config import ModelConfig
@@ -70,7 +72,7 @@ def compile_model(config: ModelConfig, settings: Settings, output: Path, store: 
         check_output(output)
         for target in settings.targets:
             target_of(target).require()
-    planned = plans(config, settings, watch)
+    planned = plans(config, settings, watch, cached_texts(store))
     if planned is None or settings.stop_after == KERNELS:
         return None
     watch.stage("kernels")
@@ -87,7 +89,10 @@ def compile_model(config: ModelConfig, settings: Settings, output: Path, store: 
         if built is not None:
             watch.compiled(built.compiled)
             manifest = facts.manifest(config, own, one.kernels, one.states, built)
-            made[target] = ArtifactData(manifest, Programs(programs=one.programs), one.weights), built.files  # type: ignore[arg-type]
+            made[target] = (
+                ArtifactData(manifest, Programs(programs=one.programs), one.weights, as_data(own.tuned, target)),  # type: ignore[arg-type]
+                built.files,
+            )
     if settings.stop_after is not None:
         return None
     watch.stage("write")
@@ -106,7 +111,7 @@ def plan(config: ModelConfig, settings: Settings, watch: Watch) -> Planned | Non
     return None if found is None else found[settings.target]
 
 
-def plans(config: ModelConfig, settings: Settings, watch: Watch) -> dict[str, Planned] | None:
+def plans(config: ModelConfig, settings: Settings, watch: Watch, texts: Texts = made_now) -> dict[str, Planned] | None:
     """What `plan` finds, for every target; they share one graph up to kernel selection. None where `stop_after` names a graph pass."""
     longest = config.text.max_position_embeddings
     if settings.max_context > longest:
@@ -126,20 +131,22 @@ def plans(config: ModelConfig, settings: Settings, watch: Watch) -> dict[str, Pl
         found: dict[str, Planned] = {}
         for target in settings.targets:
             own = module if target == settings.targets[-1] else ir.Module.parse(module.operation.get_asm(print_generic_op_form=True))
-            one = _plan_target(own, config, settings.for_target(target), watch, observer)
+            one = _plan_target(own, config, settings.for_target(target), watch, observer, texts)
             if one is not None:
                 found[target] = one
         return found or None
 
 
-def _plan_target(module: ir.Module, config: ModelConfig, settings: Settings, watch: Watch, observer: "_Observer") -> Planned | None:
+def _plan_target(
+    module: ir.Module, config: ModelConfig, settings: Settings, watch: Watch, observer: "_Observer", texts: Texts
+) -> Planned | None:
     """The target's own passes, its kernels and programs; None where `stop_after` names one of the passes."""
     passes = graph_pipeline(settings, config.text.dspark_block_size)
     if not _run_passes(module, [p for p in passes if isinstance(p, OWN)], settings, observer.for_target(settings)):
         return None
     watch.stage("plan")
     try:
-        kernels = tile_kernels(module)
+        kernels = tile_kernels(module, texts)
         numbers = {choice: i for i, choice in enumerate(kernels)}
         sources = weight_sources(config, settings.max_context + config.text.dspark_block_size)
         made = tuple(kernels.values())
@@ -147,7 +154,7 @@ def _plan_target(module: ir.Module, config: ModelConfig, settings: Settings, wat
             text(module),
             made,
             step_programs(module, numbers, _grids(made, settings, config.text.dspark_block_size), _bound(settings, config)),
-            weights_of(module, config, sources, target_of(settings.target).most_scale),
+            weights_of(module, config, sources, target_of(settings.target).scale_limits),
             facts.states(module),
         )
     except (PassError, KernelError) as error:

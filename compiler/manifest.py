@@ -13,6 +13,7 @@ from typing import cast
 from tapeout.codegen.kernel import parts
 from tapeout.codegen.lower_to_tile import TileKernel
 from tapeout.codegen.plan_memory import part_bytes
+from tapeout.codegen.tuned_rows import is_tuned
 from tapeout.compiler.cache import Cache, key_of
 from tapeout.compiler.errors import ToolchainMissing
 from tapeout.compiler.objects import lowering_fingerprint, processor
@@ -94,7 +95,7 @@ def _abi(binary: Binary | Lowered | None) -> Abi:
 
 
 def _kernel(kernel: TileKernel, settings: Settings, binary: Binary | Lowered | None) -> Kernel:
-    tuned = str(kernel.choice.request) in dict(settings.tuned)
+    tuned = is_tuned(settings.tuned, str(kernel.choice.request), dict(kernel.choice.schedule))
     return Kernel(
         id=kernel.symbol,
         target=settings.target,

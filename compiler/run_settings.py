@@ -12,6 +12,7 @@ from typing import Any
 
 from tapeout.compiler.errors import SettingsError
 from tapeout.compiler.files import check_output, read_text
+from tapeout.runtime.artifact_set import DEVICES
 from tapeout.runtime.llm import LLM
 from tapeout.runtime.reuse import MIB, CacheOptions
 
@@ -80,7 +81,6 @@ def _number(least: int, words: str, default: int | None = None) -> Rule:
     return Rule(words, _whole(least, MOST), default)
 
 
-DEVICES = ("cpu", "cuda", "ascend", "ascend-sim")
 RULES: dict[str, Rule] = {
     "workers": Rule("a whole number from 1 to 256", _whole(1, 256)),
     "device": Rule(f"one of {', '.join(DEVICES)}", _one_of(*DEVICES)),

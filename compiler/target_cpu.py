@@ -4,7 +4,7 @@ import importlib.metadata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tapeout.codegen.kernel import ALL_SCALES
+from tapeout.codegen.kernel import ALL_SCALES, SMALLEST_SCALE
 from tapeout.codegen.lower_to_tile import TileKernel
 from tapeout.codegen.select_kernels import Choice
 from tapeout.compiler.cache import Cache
@@ -40,8 +40,8 @@ class CpuTarget:
     def grid(self, kernel: TileKernel, rows: int) -> Grid | None:
         return None
 
-    def most_scale(self, choice: Choice) -> int:
-        return ALL_SCALES
+    def scale_limits(self, choice: Choice) -> tuple[int, int]:
+        return SMALLEST_SCALE, ALL_SCALES
 
     def build(self, kernels: Sequence[TileKernel], settings: Settings, store: Cache, progress: Progress) -> Built | None:
         objects, compiled = kernel_objects(kernels, settings.cpu, store, settings.jobs, progress)

@@ -62,18 +62,18 @@ class NvidiaTarget:
         return CpuLevel(level="any", features=()), level
 
     def grid(self, kernel: TileKernel, rows: int) -> Grid:
-        from tapeout.codegen.launch_grid import module_grid_at
+        from tapeout.codegen.launch_grid import grid_part, module_grid_at
 
         with tile_context(), ir.Location.unknown():
             if kernel.symbol not in self._modules:
-                self._modules[kernel.symbol] = ir.Module.parse(kernel.text)
+                self._modules[kernel.symbol] = ir.Module.parse(grid_part(kernel.text))
             x, y, z = module_grid_at(self._modules[kernel.symbol], rows)
         return max(x, 1), max(y, 1), max(z, 1)
 
-    def most_scale(self, choice: Choice) -> int:
-        from tapeout.codegen.nvidia.overrides import most_scale
+    def scale_limits(self, choice: Choice) -> tuple[int, int]:
+        from tapeout.codegen.nvidia.overrides import scale_limits
 
-        return most_scale(choice)
+        return scale_limits(choice)
 
     def build(self, kernels: Sequence[TileKernel], settings: Settings, store: Cache, progress: Progress) -> Built:
         made, compiled = kernel_binaries(kernels, self.name, store, settings.jobs, progress)
@@ -129,17 +129,16 @@ def compile_one(family: str, text: str, schedule: tuple[tuple[str, int], ...], c
 def _binary(family: str, text: str, schedule: dict[str, int], name: str, given: Any) -> bytes:
     from tapeout.codegen.nvidia.emit import EmitError, emit
     from tapeout.codegen.nvidia.facts import chip
-    from tapeout.codegen.nvidia.report import after
+    from tapeout.codegen.nvidia.report import after, before
     from tapeout.codegen.nvidia.toolchain import ToolchainError, compile_cubin
 
     try:
         source = given or emit(text)
+        _require_none(before(family, schedule, source, chip(name)), source.name, name)
         made = compile_cubin(source, chip(name), schedule)
     except (EmitError, ToolchainError) as error:
         raise KernelRefused(str(error)) from None
-    problems = after(family, made.report, chip(name))
-    if problems:
-        raise KernelRefused(f"kernel {source.name} for {name}: {'; '.join(problems)}")
+    _require_none(after(family, made.report, chip(name)), source.name, name)
     report = made.report
     facts = {
         "function": made.name,
@@ -150,9 +149,15 @@ def _binary(family: str, text: str, schedule: dict[str, int], name: str, given: 
         "local_bytes": report.stack_bytes,
         "occupancy": report.occupancy,
         "scratch": made.global_scratch_bytes,
+        "waits": made.waits,
     }
     content = {"facts": facts, "cubin": base64.b64encode(made.cubin).decode(), "ptx": made.ptx, "source": source.text}
     return json.dumps(content, sort_keys=True).encode()
+
+
+def _require_none(problems: list[str], kernel: str, chip: str) -> None:
+    if problems:
+        raise KernelRefused(f"kernel {kernel} for {chip}: {'; '.join(problems)}")
 
 
 def _key(text: str, schedule: tuple[tuple[str, int], ...], chip: str, given: Any) -> str:

@@ -55,8 +55,9 @@ class Target(Protocol):
     def grid(self, kernel: TileKernel, rows: int) -> Grid | None:
         """Instances of a launch whose count is at most `rows`; None where kernels find their own at run time."""
 
-    def most_scale(self, choice: Choice) -> int:
-        """The largest E8M0 byte of a weight's scales that a choice's kernel multiplies by exactly."""
+    def scale_limits(self, choice: Choice) -> tuple[int, int]:
+        """The smallest and the largest E8M0 byte of a weight's scales that a choice's kernel multiplies by exactly; byte 0 over zeros is always
+        fine."""
 
     def build(self, kernels: Sequence[TileKernel], settings: "Settings", store: Cache, progress: Progress) -> Built | None:
         """Compiles and, where the target has one, links; None where `stop_after` ends the compile in between."""

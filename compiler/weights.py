@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import cast
 
-from tapeout.codegen.kernel import ALL_SCALES, Layout, parts
+from tapeout.codegen.kernel import ALL_SCALES, SMALLEST_SCALE, Layout, parts
 from tapeout.codegen.select_kernels import Choice, choices_of, kernel_of
 from tapeout.compiler.programs import NAMES, is_entry_point
 from tapeout.dialects._mlir import func, ir
@@ -27,30 +27,34 @@ from tapeout.runtime.transforms import transformed_shape
 WIDTH = {**BITS, "i8": 8, "f4E2M1FN": 8}
 
 
+Limits = tuple[int, int]
+EVERY: Limits = (SMALLEST_SCALE, ALL_SCALES)
+
+
 @dataclass
 class Wants:
-    """What kernels want of weight operands: how each lies, and the largest byte of its scales that all of them multiply by exactly."""
+    """What kernels want of weight operands: how each lies, and the smallest and largest byte of its scales that all of them multiply by exactly."""
 
     layouts: dict[str, Layout] = field(default_factory=dict)
-    most_scales: dict[str, int] = field(default_factory=dict)
+    limits: dict[str, Limits] = field(default_factory=dict)
 
 
 def weights_of(
-    module: ir.Module, config: ModelConfig, sources: Mapping[str, WeightSource], most_scale: Callable[[Choice], int]
+    module: ir.Module, config: ModelConfig, sources: Mapping[str, WeightSource], limits: Callable[[Choice], Limits]
 ) -> Weights:
-    """The operands that the module's kernels read, in the order of `sources`; `most_scale` is the target's."""
-    wants = operand_wants(module, most_scale)
+    """The operands that the module's kernels read, in the order of `sources`; `limits` are the target's for scales."""
+    wants = operand_wants(module, limits)
     numbers = _argument_views(module)
     return Weights(
         operands=tuple(
-            _operand(name, source, numbers[name], wants.layouts.get(name, Layout()), wants.most_scales.get(name, ALL_SCALES), config)
+            _operand(name, source, numbers[name], wants.layouts.get(name, Layout()), wants.limits.get(name, EVERY), config)
             for name, source in sources.items()
             if name in numbers
         )
     )
 
 
-def operand_wants(module: ir.Module, most_scale: Callable[[Choice], int]) -> Wants:
+def operand_wants(module: ir.Module, limits: Callable[[Choice], Limits]) -> Wants:
     """What the kernels want of each weight operand. Raises `PassError` where two want one operand differently."""
     found = Wants()
     for function in functions(module):
@@ -60,22 +64,23 @@ def operand_wants(module: ir.Module, most_scale: Callable[[Choice], int]) -> Wan
                 for i, a in enumerate(function.entry_block.arguments)
                 if argument_attribute(function, i, "tapeout.kind") in ("weight", "table")
             }
-            _collect(function, names, most_scale, found)
+            _collect(function, names, limits, found)
     return found
 
 
-def _collect(function: func.FuncOp, names: dict[ir.Value, str], most_scale: Callable[[Choice], int], found: Wants) -> None:
+def _collect(function: func.FuncOp, names: dict[ir.Value, str], limits: Callable[[Choice], Limits], found: Wants) -> None:
     for op in operations(function)[:-1]:
         if op.name == "func.call":
             target = callee(function, op)
             inner = {a: names[v] for a, v in zip(target.entry_block.arguments, op.operands, strict=True) if v in names}
-            _collect(target, inner, most_scale, found)
+            _collect(target, inner, limits, found)
             continue
-        layouts, most = kernel_of(op).layouts, min(most_scale(choice) for choice in choices_of(op))
+        layouts, bounds = kernel_of(op).layouts, [limits(choice) for choice in choices_of(op)]
         for i, value in enumerate(_operands(op)):
             if value in names:
                 name, layout = names[value], layouts.get(i, Layout())
-                found.most_scales[name] = min(most, found.most_scales.get(name, most))
+                least, most = zip(*bounds, found.limits.get(name, EVERY), strict=True)
+                found.limits[name] = (max(least), min(most))
                 if found.layouts.setdefault(name, layout) != layout:
                     raise PassError(
                         f"{op.name} at {op.location} wants {name} as {layout}, another kernel as {found.layouts[name]}; "
@@ -106,7 +111,7 @@ def _argument_views(module: ir.Module) -> dict[str, Tensor]:
     return found
 
 
-def _operand(name: str, source: WeightSource, view: Tensor, layout: Layout, most_scale: int, config: ModelConfig) -> WeightOperand:
+def _operand(name: str, source: WeightSource, view: Tensor, layout: Layout, limits: Limits, config: ModelConfig) -> WeightOperand:
     if source.derived is not None:
         shape = view.sized(0)
         part = WeightPart(
@@ -124,8 +129,14 @@ def _operand(name: str, source: WeightSource, view: Tensor, layout: Layout, most
         is_scale = suffix == "_scales"
         transforms = (*stacked, *(layout.scales if is_scale else layout.values))
         part = _part(NAMES[suffix], element, view, source.scales if is_scale else source.tensors, transforms, is_scale, bool(stacked))
-        made.append(part.model_copy(update={"most_scale": most_scale}) if is_scale and most_scale < ALL_SCALES else part)
+        made.append(part.model_copy(update=_named(limits)) if is_scale else part)
     return WeightOperand(name=name, kind=source.kind, parts=tuple(made))
+
+
+def _named(limits: Limits) -> dict[str, int]:
+    """The limits of a part's scales that not every number keeps."""
+    named = zip(("least_scale", "most_scale"), limits, EVERY, strict=True)
+    return {name: found for name, found, every in named if found != every}
 
 
 def _part(

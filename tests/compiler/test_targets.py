@@ -6,15 +6,18 @@ The toolchain itself is tested beside the emitter; here it is asked for, its ans
 import base64
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tapeout.codegen.lower_to_tile import TileKernel
+from tapeout.codegen.kernel import Request
+from tapeout.codegen.lower_to_tile import TileKernel, lower
+from tapeout.codegen.nvidia import facts as chip_facts
 from tapeout.codegen.nvidia import toolchain
+from tapeout.codegen.select_kernels import Choice
 from tapeout.compiler import cached_kernels, target_nvidia
 from tapeout.compiler.api import Compiled, compile_path
 from tapeout.compiler.cache import Cache
@@ -22,6 +25,8 @@ from tapeout.compiler.commands import main
 from tapeout.compiler.driver import Watch
 from tapeout.compiler.errors import ModuleRefused
 from tapeout.compiler.settings import Settings
+from tapeout.dialects.format import BF16
+from tapeout.dialects.types import Tensor
 from tapeout.models.deepseek_v41.config import shipped_config
 from tapeout.runtime.artifact import load_artifact
 from tapeout.runtime.artifact_set import members
@@ -193,6 +198,27 @@ def test_refused_kernels_name_themselves_across_processes(tmp_path: Path, monkey
     kernel: Any = SimpleNamespace(symbol="attend_1", text="", choice=SimpleNamespace(schedule=(), family="attend"))
     with pytest.raises(ModuleRefused, match=r"^\[C103\] kernel attend_1 for sm90"):
         KERNEL_BINARIES([kernel], "sm90", Cache(tmp_path), 1, lambda symbol: None)
+
+
+@pytest.mark.parametrize(("change", "sentence"), [
+    ({"stages": 9}, "rms_norm: stages is 9; expected 1 to 8"),
+    ({"warps": 3}, "rms_norm: warps is 3; expected 1, 2, 4, 8, 16 or 32"),
+    ({"block_rows": 8192}, "rms_norm: a tile has 1048576 elements; expected at most 1048575"),
+])  # fmt: skip
+def test_what_a_chip_cannot_give_is_refused_before_anything_is_compiled(
+    change: dict[str, int], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compiled(*given: object) -> None:
+        raise AssertionError("the compiler was asked")
+
+    monkeypatch.setattr(toolchain, "compile_cubin", compiled)
+    monkeypatch.setitem(chip_facts.CHIPS, "sm90", replace(chip_facts.SM90, tile_elements=(1 << 20) - 1))
+    request = Request("nn.rms_norm", (("epsilon", 0.5),), (Tensor((None, 128), BF16), Tensor((128,), BF16)), (Tensor((None, 128), BF16),))
+    row = {"block_rows": 4, "block_columns": 128, "held": 1, "ahead": 1, "warps": 4, "stages": 2, **change}
+    kernel = lower(Choice(request, "rms_norm", tuple(sorted(row.items()))))
+    with pytest.raises(target_nvidia.KernelRefused) as caught:
+        target_nvidia._binary("rms_norm", kernel.text, row, "sm90", None)
+    assert str(caught.value) == f"kernel {kernel.symbol} for sm90: {sentence}" + (": choose smaller blocks" if "tile" in sentence else "")
 
 
 def test_a_kernel_is_keyed_by_everything_that_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:
