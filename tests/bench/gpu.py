@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,17 @@ import numpy as np
 
 from tapeout.runtime.artifact import Artifact
 from tapeout.runtime.artifact_set import open_artifact
-from tapeout.runtime.device import open_device
+from tapeout.runtime.device import Call, open_device
 from tapeout.runtime.program import Draw, LoadedPrograms, StepRows
 from tests.bench.gpu_attention import attention, show_attention
 from tests.bench.gpu_floors import ATTENDED, FEW, attention_floors, show_floors
-from tests.bench.gpu_kernels import filled, kernels, show_step
+from tests.bench.gpu_kernels import filled, kernels, parts_of, show_step
 from tests.bench.gpu_timing import MeasuredDevice, ceilings, empty_kernel_us, timed
 from tests.bench.greedy import Answer, answers, compared, last_logits, load_programs, prompts_of
+from tests.bench.meanings.scene import Memory
 
 PROMPTS, TOKENS, LONGEST = 64, 32, 48
+REPLAYS, IN_A_ROW = 5, 64
 
 
 # -- correctness
@@ -64,29 +66,64 @@ def correctness(programs: LoadedPrograms, expected: dict[str, Any]) -> dict[str,
 
 
 def empty_us(programs: LoadedPrograms, device: MeasuredDevice) -> float:
-    """Microseconds of a launch that has nothing to do: the smallest kernel of a step without rows."""
+    """Microseconds of a graph's node that has nothing to do and begins when the one in front has ended: the smallest kernel of a step without
+    rows."""
     programs.load(StepRows())
     device.upload(programs._inputs, programs._inputs_bytes)
-    calls = programs.calls(("encoder", programs.artifact.buckets[0]))
-    return min(1e6 * timed(device, device.table([replace(call, after=None)] * 64, copies=False)) / 64 for call in calls[:12])
+    calls, found = programs.calls(("encoder", programs.artifact.buckets[0]))[:12], []
+    device.table(calls)  # room for their scratch
+
+    def in_a_row(call: Call) -> None:
+        for _ in range(IN_A_ROW):
+            device._launch(call)
+
+    for call in calls:
+        found.append(timed(device, device.recorded(partial(in_a_row, call))))
+    return 1e6 * min(found) / IN_A_ROW
 
 
 # -- bits
 
 
 def same_in_every_bucket(programs: LoadedPrograms) -> dict[str, Any]:
-    """Whether a decoded row has the same logits, token and drafts, bit for bit, among as many rows as each bucket holds, and in which not."""
+    """Whether a decoded row has the same logits, token and drafts, bit for bit, among as many rows as each bucket holds, and in which not; and in
+    which buckets a step's bits change when it runs again, or launch by launch, each finished before the next."""
     (prompt,) = prompts_of(1, min(LONGEST, programs.artifact.buckets[-1]), seed=3)
     first = StepRows()
     first.add(0, 0, prompt)
     programs.forward(first)
     seen: dict[int, tuple[bytes, ...]] = {}
+    unsteady = []
     for bucket in programs.artifact.buckets:
         rows = _among(programs, bucket, len(prompt))
-        programs.step(rows, drafting=programs.has_draft, logits=True)
-        names = ("logits", "sampled", *(("drafts", "confidences") if programs.has_draft else ()))
-        seen[bucket] = tuple(programs.array(name)[0].tobytes() for name in names)
-    return {"buckets": list(seen), "different": [bucket for bucket, bits in seen.items() if bits != seen[programs.artifact.buckets[0]]]}
+        runs = []
+        for _ in range(REPLAYS):
+            programs.step(rows, drafting=programs.has_draft, logits=True)
+            runs.append(_bits(programs))
+        seen[bucket] = runs[0]
+        if len({*runs, _launch_by_launch(programs, len(rows.tokens), len(rows.outputs))}) > 1:
+            unsteady.append(bucket)
+    different = [bucket for bucket, bits in seen.items() if bits != seen[programs.artifact.buckets[0]]]
+    return {"buckets": list(seen), "different": different, "unsteady": unsteady}
+
+
+def _bits(programs: LoadedPrograms) -> tuple[bytes, ...]:
+    """What the last step says of its first output."""
+    names = ("logits", "sampled", *(("drafts", "confidences") if programs.has_draft else ()))
+    return tuple(programs.array(name)[0].tobytes() for name in names)
+
+
+def _launch_by_launch(programs: LoadedPrograms, rows: int, outputs: int) -> tuple[bytes, ...]:
+    """The bits of the step that is loaded, over results that were overwritten first."""
+    memory = Memory(programs.device)
+    memory.fill(programs._results.address, programs._results_bytes, 0xFF)
+    memory.fill(programs._fetched.address, programs.array("logits")[:outputs].nbytes, 0xFF)
+    for part in parts_of(programs, rows, outputs):
+        for call in programs.calls(part):
+            memory.launch([call])
+    programs.device.download(programs._results, programs._results_bytes)
+    programs._fetch_logits(outputs)
+    return _bits(programs)
 
 
 def _among(programs: LoadedPrograms, count: int, position: int) -> StepRows:
@@ -110,8 +147,9 @@ def _among(programs: LoadedPrograms, count: int, position: int) -> StepRows:
 # -- the suite
 
 
-def decoded(programs: LoadedPrograms, count: int) -> dict[str, Any]:
-    """`count` tokens for every slot at once, and the time of it, the prompts' steps and the host's work included."""
+def decoded(programs: LoadedPrograms, device: MeasuredDevice, count: int) -> dict[str, Any]:
+    """`count` tokens for every slot at once, and the time of it, the prompts' steps and the host's work included; and whether they are the same where
+    every launch waits for the one in front to end."""
     prompts = prompts_of(programs.artifact.manifest.options.max_sequences, 20)
     answers(programs, prompts, 2, leads=False)
     started = time.perf_counter()
@@ -120,9 +158,11 @@ def decoded(programs: LoadedPrograms, count: int) -> dict[str, Any]:
     programs.forward(rows := StepRows([5], [0], [0], [0], [1], [0]))
     sound = bool(np.isfinite(programs.array("logits")[: len(rows.tokens)].astype(np.float32)).all())
     different = len({tuple(answer.tokens) for answer in found})
+    with device.one_after_the_other(programs):
+        same = [answer.tokens for answer in answers(programs, prompts, count, leads=False)] == [answer.tokens for answer in found]
     tokens = sum(len(answer.tokens) for answer in found)
     return {"sequences": len(found), "tokens": tokens, "seconds": seconds, "tokens_a_second": tokens / seconds, "different": different,
-            "logits_finite": sound}  # fmt: skip
+            "logits_finite": sound, "same_one_after_the_other": same}  # fmt: skip
 
 
 def suite(
@@ -140,9 +180,11 @@ def suite(
         found["correctness"] = correctness(programs, expected)
         print(_correctness_line(found["correctness"]), flush=True)
     found["bits"] = same_in_every_bucket(programs)
-    print(f"a row's bits are the same in buckets {found['bits']['buckets']}, but for {found['bits']['different']}", flush=True)
+    bits = found["bits"]
+    print(f"a row's bits are the same in buckets {bits['buckets']}, but for {bits['different']}; a step's in {REPLAYS} runs and launch by launch, "
+          f"but for {bits['unsteady']}", flush=True)  # fmt: skip
     if decode:
-        found["decoded"] = decoded(programs, decode)
+        found["decoded"] = decoded(programs, device, decode)
         print(found["decoded"], flush=True)
     found["ceilings"] = ceilings(device)
     found["empty_us"], found["empty_kernel_us"] = empty_us(programs, device), empty_kernel_us(device)

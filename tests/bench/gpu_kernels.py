@@ -39,11 +39,15 @@ def filled(programs: LoadedPrograms, rows: int, position: int, settings: tuple[f
     ends = {slot: number for number, slot in enumerate(step.slots)}
     step.outputs += list(ends.values())[: options.max_outputs]
     step.draws += [Draw(*settings, 0, slot, position + each) for slot in list(ends)[: options.max_outputs]]
-    drafting = programs.has_draft
-    programs.step(step, drafting=drafting)
-    bucket, outputs = programs.bucket(rows), len(step.outputs)
+    programs.step(step, drafting=programs.has_draft)
+    return parts_of(programs, rows, len(step.outputs))
+
+
+def parts_of(programs: LoadedPrograms, rows: int, outputs: int) -> tuple[Part, ...]:
+    """What a step of so many rows and outputs runs, drafts included."""
+    bucket = programs.bucket(rows)
     parts: list[Part] = [("encoder", bucket), ("decoder", bucket), ("sample", programs.bucket(outputs))]
-    return (*parts, ("draft", programs.draft_bucket(outputs))) if drafting else tuple(parts)
+    return (*parts, ("draft", programs.draft_bucket(outputs))) if programs.has_draft else tuple(parts)
 
 
 def quantities(launch: Launch, counts: Mapping[str, float]) -> dict[str, float]:

@@ -6,7 +6,8 @@ its own there. A plain read is a kernel of a few lines of PTX that reads and doe
 
 import ctypes
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,8 +31,22 @@ PLACE = 256  # bytes: where a copy begins
 class MeasuredDevice(CudaDevice):
     """The device, memory for copies of operands, and kernels that only read."""
 
+    _early = True
     _pool: tuple[int, int] = (0, 0)
     _read: Any = None
+
+    def table(self, calls: Sequence[Call], *, copies: bool = True, early: bool = True) -> GraphTable:
+        """As the device's; within `one_after_the_other` no launch begins early."""
+        return super().table(calls, copies=copies, early=early and self._early)
+
+    @contextmanager
+    def one_after_the_other(self, programs: LoadedPrograms) -> Iterator[None]:
+        """Steps of these programs whose launches begin when those in front of them have ended."""
+        kept, programs._tables, self._early = programs._tables, {}, False
+        try:
+            yield
+        finally:
+            programs._tables, self._early = kept, True
 
     def pool(self, size: int) -> int:
         """The address of `size` bytes, the same memory for every caller."""

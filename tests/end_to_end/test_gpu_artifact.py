@@ -82,6 +82,7 @@ def test_every_kernel_reports_and_the_hot_ones_do_not_spill(built: tuple[Path, d
         binary = kernel["binary"]
         assert 0 < binary["registers"] <= limits.registers_per_thread and binary["shared_bytes"] <= limits.shared_bytes_per_block, kernel["symbol"]
         assert 0 < binary["occupancy"] <= 1 and {"spills", "local_bytes", "warps"} <= set(binary)
+        assert binary["waits"], f"{kernel['symbol']} does not wait for the launch in front by itself, so none of its launches begins early"
         assert f".target {limits.architecture}" in _ptx(built[0], target, kernel)
     assert {k["symbol"]: k["binary"]["spills"] for k in kernels if k["family"] in SPILL_FREE and k["binary"]["spills"]} == {}
 

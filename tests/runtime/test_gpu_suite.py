@@ -1,8 +1,11 @@
 """Parts of the GPU suite that need no GPU: operands that take turns, kernels that only read, and what the race checker is shown and says."""
 
+import ctypes
 import json
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +14,7 @@ import pytest
 
 from tapeout.runtime.artifact import load_artifact, write_artifact
 from tapeout.runtime.device import Call
-from tests.bench import gpu_acceptance, gpu_arrivals, gpu_kernels, gpu_races, gpu_timing
+from tests.bench import gpu_acceptance, gpu_answers, gpu_arrivals, gpu_kernels, gpu_races, gpu_timing
 from tests.bench.gpu_timing import PLACE, Span, in_turns
 from tests.runtime.fake_cuda import FakeDriver
 from tests.runtime.test_cuda_device import gpu_data
@@ -72,6 +75,21 @@ def test_the_reading_kernels_assemble(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, done.stderr
         assert all(f"'read_{n}'" in done.stderr for n in (0, *gpu_timing.IN_FLIGHT))
+
+
+def test_launches_one_after_the_other_are_a_step_s_other_tables(tmp_path: Path, native: ctypes.CDLL) -> None:
+    """Tables of the programs are made anew for as long as that lasts, and those from before are used again."""
+    driver = FakeDriver(native)
+    artifact = load_artifact(write_artifact(tmp_path / "a", *gpu_data(toy_add={"waits": True})), target="sm90")
+    device = gpu_timing.MeasuredDevice(artifact, module=driver)
+    add, before = device.kernel("toy_add"), {"a part": "a table"}
+    line, programs = [Call(add, (1,), (1, 1, 1))] * 3, SimpleNamespace(_tables=before)
+    with device.one_after_the_other(programs):  # type: ignore[arg-type]
+        device.table(line)
+        assert not driver.early and programs._tables == {}
+    device.table(line)
+    assert driver.early and programs._tables is before
+    device.close()
 
 
 # -- the race checker
@@ -163,7 +181,7 @@ if part in {hanging}:
         ("2026.3", ["toy_elected"], [], [], 0, "for its group: 5 hazards reported; every thread for itself: 0"),
         ("2026.3", ["toy_elected", "toy_own"], [], [], 1, "every thread for itself: 5"),
         ("2026.1", [], [1], [], 1, "      7 error: write at 10, read at 20"),
-        ("2027.0", [], [], [1], 1, "process 1: exit code None"),
+        ("2027.0", [], [], [1], gpu_races.LATE, "process 1: exit code None"),
         ("2025.3", [], [], [], 3, "Version 2025.3; needed: compute-sanitizer 2026.1 or later"),
     ],
 )
@@ -244,34 +262,76 @@ def test_arrivals_without_a_meeting_are_not_changed() -> None:
 # -- the acceptance
 
 
+PART = gpu_acceptance.Check("every kernel's", [], 3, ("0 wrong",), ("wrong",))
+
+
 @pytest.mark.parametrize(
-    ("text", "holds", "good"),
+    ("text", "verdict", "says"),
     [
-        ("print('0 wrong')", ("0 wrong",), True),
-        ("print('10 wrong')", (" 0 wrong",), False),
-        ("print('0 wrong'); raise SystemExit(1)", ("0 wrong",), False),
-        ("import time; print('0 wrong', flush=True); time.sleep(30)", ("0 wrong",), False),
+        ("print('0 wrong')", "ok", ""),
+        ("print('1 wrong')", "FAILED", "exit code 0, without '0 wrong'; its last line: 1 wrong"),
+        ("print('0 wrong'); raise SystemExit(1)", "FAILED", "exit code 1; its last line: 0 wrong"),
+        ("import time; print('0 wrong', flush=True); time.sleep(30)", "NOT DONE", "stopped after 3 s; its last line: 0 wrong"),
     ],
 )
 def test_a_check_holds_by_exit_code_words_and_time(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, holds: tuple[str, ...], good: bool
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, verdict: str, says: str
 ) -> None:
     (tmp_path / "results").mkdir()
-    check = gpu_acceptance.Check("every kernel's", [sys.executable, "-c", text], 3, holds, ("wrong",))
-    assert gpu_acceptance.done(check, tmp_path)[0] == good
+    found = gpu_acceptance.done(replace(PART, command=[sys.executable, "-c", text]), tmp_path, time.monotonic() + 99)
+    assert (found.verdict, found.says) == (verdict, says)
     said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("ok     every kernel's: " if good else "FAILED every kernel's: ")
+    assert said[0].startswith(f"{verdict:8} every kernel's: ") and said[0].endswith(says)
     assert said[1].strip() == text.partition("'")[2].partition("'")[0]
     assert "wrong" in (tmp_path / "results" / "every-kernel-s.txt").read_text()
+
+
+def test_a_check_ends_with_all_that_it_started(tmp_path: Path) -> None:
+    """What a checker starts must not go on beside the next check."""
+    (tmp_path / "results").mkdir()
+    inner = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
+    found = gpu_acceptance.done(replace(PART, command=[sys.executable, "-c", outer]), tmp_path, time.monotonic() + 99)
+    assert found.verdict == "NOT DONE"
+    assert _is_gone(int((tmp_path / "pid").read_text()))
+
+
+def _is_gone(process: int) -> bool:
+    """Whether a process has ended; a dead one may wait for its parent a moment."""
+    for _ in range(50):
+        state = Path(f"/proc/{process}/stat")
+        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_a_check_that_watches_the_time_is_told_it_and_says_what_is_left(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    text = f"import sys; print(sys.argv[1:], '0 wrong, 7 not in time'); raise SystemExit({gpu_acceptance.LATE})"
+    check = replace(PART, command=[sys.executable, "-c", text], seconds=120)
+    found = gpu_acceptance.done(replace(check, watches=True), tmp_path, time.monotonic() + 60.5)
+    assert (found.verdict, found.limit) == ("NOT DONE", 60)
+    assert found.told == ("['--seconds', '45'] 0 wrong, 7 not in time",)
+    assert gpu_acceptance.done(check, tmp_path, time.monotonic() + 60.5).verdict == "FAILED"
+    late = gpu_acceptance.done(check, tmp_path, time.monotonic() + 2)
+    assert (late.verdict, late.seconds, late.says) == ("NOT DONE", 0.0, "not begun: no time was left")
 
 
 def test_everything_that_is_asked_has_a_check() -> None:
     checks = [*gpu_acceptance.alone(Path("f"), Path("s"), 256), *gpu_acceptance.together(Path("f"), Path("s"), "checker")]
     asked = [check.name for check in checks]
-    assert len(set(asked)) == len(asked) == 9
+    assert len(set(asked)) == len(asked) == 12
     for name in ("slice", "tiny"):
         assert {f"{name}: memcheck", f"{name}: racecheck", f"{name}: every kernel within its op's bound"} <= set(asked)
     assert all(check.holds or check.name == "slice is made" for check in checks)
+
+
+def test_checks_that_watch_the_time_take_it_as_an_option() -> None:
+    for check in gpu_acceptance.together(Path("f"), Path("s"), "checker"):
+        if check.watches:
+            said = subprocess.run([*check.command[:3], "--help"], capture_output=True, text=True, check=True).stdout
+            assert "--seconds" in said
 
 
 # -- which launch stands for a kernel
@@ -295,16 +355,37 @@ def test_everything_together_ends_with_what_failed(
     def check(name: str, words: str) -> gpu_acceptance.Check:
         return gpu_acceptance.Check(name, [sys.executable, "-c", f"print({words!r})"], 20, ("all is well",))
 
-    monkeypatch.setattr(gpu_acceptance, "same_answers", lambda folder: True)
-    monkeypatch.setattr(gpu_acceptance, "same_with_a_past", lambda folder, *options: True)
     monkeypatch.setattr(gpu_acceptance, "alone", lambda folder, slices, decode: [check("first", "all is well")])
     monkeypatch.setattr(
         gpu_acceptance, "together", lambda folder, slices, checker: [check("second", "all is well" if good else "not at all")]
     )
     assert gpu_acceptance.main(["run", str(tmp_path)]) == (0 if good else 1)
-    said = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in said] == [
-        "ok     first",
-        "ok     second" if good else "FAILED second",
-        f"{5 if good else 4} of 5 hold",
-    ]
+    said, second = capsys.readouterr().out.splitlines(), "ok" if good else "FAILED"
+    assert [line.split(":")[0] for line in said[:2]] == ["ok       first", f"{second:8} second"]
+    assert [line.split()[:2] for line in said[3:6]] == [["check", "s"], ["first", "ok"], ["second", second]]
+    assert said[6].startswith(f"{2 if good else 1} of 2 hold, in ")
+    rows = json.loads((tmp_path / "results/acceptance.json").read_text())
+    assert [(row["name"], row["verdict"]) for row in rows] == [("first", "ok"), ("second", second)]
+
+
+@pytest.mark.parametrize(
+    ("cuda", "hits", "good"),
+    [([[5, 6], [7]], None, True), ([[5, 6], [8]], None, False), ([[5, 6]], None, False), ([[5], [6], [7]], (0, 256, 256), True),
+     ([[5], [6], [7]], (0, 0, 256), False)],
+)  # fmt: skip
+def test_answers_of_both_devices_are_compared(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cuda: list[list[int]], hits: tuple[int, ...] | None, good: bool
+) -> None:
+    """The CPU says [5, 6], [7] of two prompts; with a past [5], then [6], [7] in a second process."""
+
+    def answered(folder: Path, device: str, prompts: Any, *options: object) -> list[dict[str, Any]]:
+        second = len(prompts) > 1
+        texts = cuda if device == "cuda" else [[5, 6], [7]] if hits is None else [[5], [6], [7]]
+        cached = hits if device == "cuda" and hits else (0, 256, 256)
+        rows = [{"token_ids": ids, "cache": {"hit_tokens": n}} for ids, n in zip(texts, cached, strict=False)]
+        return rows if hits is None else rows[1:] if second else rows[:1]
+
+    monkeypatch.setattr(gpu_answers, "answered", answered)
+    monkeypatch.setattr(gpu_answers, "PROMPTS", ("one", "two"))
+    assert gpu_answers.main(["folder", *(["--past"] if hits else [])]) == (0 if good else 1)
+    assert capsys.readouterr().out.startswith("DIFFERENT" if cuda != [[5, 6], [7]] and hits is None else "equal")

@@ -18,6 +18,9 @@ from tapeout.runtime.device import Call
 from tapeout.runtime.program import Draw, LoadedPrograms, Part, StepRows
 from tests.bench.greedy import RANDOM, load_programs
 
+DRAWS = ((0.0, -1, 1.0), (1.0, -1, 1.0), (0.7, 50, 0.9), (2.0, -1, 0.9), (1.0, 1000, 1.0))
+"""Temperature, top_k and top_p of the rows that draw, in turns; the last but one leaves nearly all of a flat vocabulary."""
+
 
 class Memory:
     """Bytes behind addresses of a device, and launches one at a time, all on the device's stream: what a host writes is there before a kernel
@@ -122,9 +125,8 @@ def rows_of(artifact: Artifact, count: int) -> StepRows:
     ends = list(dict.fromkeys(end - 1 for end in rows.ends))
     limit, chosen = min(options.max_outputs, count), set(ends)
     rows.outputs += [*ends, *(row for row in range(count) if row not in chosen)][:limit]
-    settings = [(0.0, -1, 1.0), (1.0, -1, 1.0), (0.7, 50, 0.9)]
     for i, end in enumerate(rows.outputs):
-        temperature, top_k, top_p = settings[i % 3]
+        temperature, top_k, top_p = DRAWS[(i + count - 1) % len(DRAWS)]
         rows.draws.append(Draw(temperature, top_k, top_p, 1000 + i, rows.slots[end], rows.positions[end] + 1))
     return rows
 
