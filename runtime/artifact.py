@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 from pydantic import BaseModel, Field, JsonValue, ValidationError
 
@@ -205,7 +205,8 @@ class Derived(Strict):
 class WeightPart(Strict):
     """One buffer of an operand: `bytes` in memory, `shape` after the transforms, made of `tensors` in order.
 
-    `most_scale` of a part of E8M0 scales is the largest byte that its kernels multiply exactly by; None where they take all.
+    `least_scale` and `most_scale` of a part of E8M0 scales are the smallest and the largest byte that its kernels multiply exactly by, None where
+    they take all; byte 0 over a group of zeros is always fine.
     """
 
     part: Name
@@ -215,6 +216,7 @@ class WeightPart(Strict):
     layout: Literal["as_stored", "packed"]
     tensors: tuple[Name, ...]
     transforms: tuple[str, ...] = ()
+    least_scale: Count | None = None
     most_scale: Count | None = None
 
 
@@ -294,6 +296,18 @@ def canonical_json(value: object) -> bytes:
     return (json.dumps(value, sort_keys=True, indent=1, allow_nan=False) + "\n").encode("ascii")
 
 
+def parsed_json(content: bytes) -> Any:
+    """What JSON says. Raises ValueError for what `canonical_json` could not write, and for nesting beyond what can be read."""
+
+    def refused(name: str) -> NoReturn:
+        raise ValueError(f"{name} is no number of JSON")
+
+    try:
+        return json.loads(content, parse_constant=refused)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def config_fingerprint(config: Mapping[str, JsonValue]) -> str:
     """The identity of a configuration: SHA-256 of its canonical JSON."""
     return hashlib.sha256(canonical_json(config)).hexdigest()
@@ -369,7 +383,7 @@ def load_artifact(directory: Path | str, *, target: str = "cpu", host_features: 
 def _manifest(path: Path, target: str) -> Manifest:
     try:
         content = path.read_bytes()
-        found = json.loads(content)
+        found = parsed_json(content)
     except (OSError, ValueError) as error:
         raise ManifestUnreadable(str(path), str(error), "a JSON object") from None
     if not isinstance(found, dict):

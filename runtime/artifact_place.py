@@ -6,7 +6,6 @@ A file that tapeout did not write is never removed.
 
 import ctypes
 import fcntl
-import json
 import os
 import shutil
 import tempfile
@@ -15,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tapeout.runtime.errors import ArtifactOccupied, ArtifactUnwritable
+from tapeout.runtime.errors import ArtifactOccupied, ArtifactUnwritable, shown
 
 MANIFEST = "manifest.json"
 _EXCHANGE = 2  # RENAME_EXCHANGE of renameat2
@@ -24,8 +23,13 @@ _HERE = -100  # AT_FDCWD
 
 def check_output(directory: Path | str) -> Path:
     """The place behind links, if an artifact may be written there. Raises ArtifactOccupied or ArtifactUnwritable; changes nothing."""
-    place = Path(directory).resolve()
-    if place.exists() and not _is_free(place):
+    try:
+        place = Path(directory).resolve()
+        is_there = place.exists()
+    except (OSError, ValueError) as error:  # ValueError: what is no path
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ArtifactUnwritable(shown(str(directory)), reason, "the path of a folder") from None
+    if is_there and not _is_free(place):
         raise ArtifactOccupied(str(directory), "something that no compile wrote", "nothing, an empty folder or what a compile wrote")
     above = next(p for p in place.parents if p.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
@@ -86,10 +90,10 @@ def _is_free(place: Path) -> bool:
 
 def _is_artifact(folder: Path) -> bool:
     """A manifest of ours, and no file that it does not list."""
-    from tapeout.runtime.artifact import manifest_identity
+    from tapeout.runtime.artifact import manifest_identity, parsed_json
 
     try:
-        manifest: Any = json.loads((folder / MANIFEST).read_bytes())
+        manifest: Any = parsed_json((folder / MANIFEST).read_bytes())
         listed = {MANIFEST, *manifest["files"]}
         ours = manifest["identity"] == manifest_identity(manifest)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

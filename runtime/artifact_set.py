@@ -3,16 +3,16 @@
 A set is written whole or not at all. What is inside each folder is `artifact.py`'s business.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
-from tapeout.runtime.artifact import MANIFEST, Artifact, ArtifactData, load_artifact, write_artifact
+from tapeout.runtime.artifact import MANIFEST, Artifact, ArtifactData, load_artifact, parsed_json, write_artifact
 from tapeout.runtime.artifact_place import replacing
-from tapeout.runtime.errors import ArtifactFolderMissing, TapeoutError, TargetMissing
+from tapeout.runtime.errors import ArtifactFolderMissing, OptionRefused, TapeoutError, TargetMissing, shown
 
 DeviceName = Literal["cpu", "cuda", "ascend", "ascend-sim"]
+DEVICES: tuple[DeviceName, ...] = get_args(DeviceName)
 CHIPS = {"sm90": (9, 0), "sm100": (10, 0), "sm103": (10, 3)}
 """Compute capabilities of the targets that are GPUs."""
 
@@ -46,7 +46,7 @@ def members(directory: Path | str) -> dict[str, Path]:
 def _target(directory: Path) -> str:
     """What a manifest says of its target; what is wrong with it is said when it is loaded."""
     try:
-        targets = json.loads((directory / MANIFEST).read_bytes())["targets"]
+        targets = parsed_json((directory / MANIFEST).read_bytes())["targets"]
         return str(targets[0])
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return "cpu"
@@ -55,8 +55,10 @@ def _target(directory: Path) -> str:
 def open_artifact(directory: Path | str, device: DeviceName | None = None, capability: Capability | None = None) -> Artifact:
     """Loads the artifact of a folder that fits `device`; without one, a GPU's where this machine has that GPU, else the CPU's.
 
-    Raises ArtifactError. `capability` replaces what the GPU driver says.
+    Raises ArtifactError, or OptionRefused for a device that is none of DEVICES. `capability` replaces what the GPU driver says.
     """
+    if device is not None and device not in DEVICES:
+        raise OptionRefused("device", shown(device), ", ".join(DEVICES))
     found = members(directory)
     target = _chosen(found, device, capability or _present)
     if target is None:

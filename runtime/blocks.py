@@ -83,11 +83,6 @@ class BlockPool:
     def held_count(self, slot: int) -> int:
         return len(self._held.get(slot, ()))
 
-    def can_hold(self, slot: int, tokens: int) -> bool:
-        """Says whether `reserve` would succeed now."""
-        missing = self.blocks_for(tokens) - len(self._held.get(slot, ()))
-        return missing <= self.free_blocks and tokens <= self.tokens_per_slot
-
     # -- taking and giving back
 
     def reserve(self, slot: int, tokens: int) -> None:
@@ -138,15 +133,6 @@ class BlockPool:
         for block in reversed(self._held.pop(slot, [])):
             self._drop(block)
         self.table[slot] = NULL_BLOCK
-
-    def trim(self, slot: int, tokens: int) -> None:
-        """Takes back the blocks beyond the first `tokens` tokens."""
-        blocks = self._held.get(slot, [])
-        keep = self.blocks_for(tokens)
-        while len(blocks) > keep:
-            self._drop(blocks.pop())
-            self.table[slot, len(blocks)] = NULL_BLOCK
-        self._settle(slot)
 
     def _drop(self, block: int) -> None:
         self._refs[block] -= 1

@@ -107,9 +107,9 @@ def _append(roster: Roster, step: Step, result: StepResult, starts: Int64, alive
             continue
         branch.decode_steps += 1
         if suspect:
-            ending = _one_by_one(roster, branch, tokens[start : start + count], logprobs[start : start + count], eos_id)
-            emitted += ending[1]
-            endings += ending[0]
+            ended, joined = _one_by_one(roster, branch, tokens[start : start + count], logprobs[start : start + count], eos_id)
+            emitted += joined
+            endings += ended
         else:
             request, own = branch.request, branch.tokens
             ordinal = len(own) - len(request.prompt)
@@ -197,7 +197,7 @@ def _prompts(roster: Roster, step: Step, result: StepResult, eos_id: int | None,
         roster.columns.steps[piece.slot] -= 1
         roster.columns.pending[piece.slot] -= 1
         if branch.request.branch == 0 and branch.request.params.n > 1:
-            roster.fork(branch, step.number)
+            roster.fork(branch)
         if not piece.yields:
             endings.append((branch, Status.LENGTH_CAPPED, StopRule.MAX_TOKENS.value))
             continue
@@ -265,7 +265,7 @@ def _name(roster: Roster, slots: Iterable[int]) -> None:
         if full <= first:
             continue
         request = branch.request
-        keys = chain(prefix.root(request.tenant), branch.tokens[: full * block], request.images, block, branch.keys)[:full]
+        keys = chain(prefix.root(request.tenant), branch.tokens, request.images, block, branch.keys)[:full]
         fresh = prefix.publish(slot, keys, first, branch.lineage, request.id)
         columns.named[slot] = full
         if prefix.disk is not None and roster.read_block is not None:

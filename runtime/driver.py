@@ -6,10 +6,11 @@ device runs N. A step that is lost ends the requests in it and nothing else. doc
 
 import queue
 import threading
+import weakref
 from collections import deque
 from typing import Any, Protocol
 
-from tapeout.runtime.errors import OptionRefused, StepLost
+from tapeout.runtime.errors import DeviceClosed, OptionRefused, StepFault, StepLost
 from tapeout.runtime.request import Event
 from tapeout.runtime.scheduler import Scheduler
 from tapeout.runtime.step import Step, StepDevice, StepResult
@@ -25,26 +26,50 @@ class StepRunner(Protocol):
     def read_block(self, block: int) -> bytes | None: ...
 
 
+Results = dict[int, StepResult | StepLost | None]
+"""What has become of launched steps, by number; None: not known yet."""
+
+
+def _result(results: Results, number: int) -> StepResult:
+    """What a step gave; it stays until a later step is asked for. Raises StepLost."""
+    found = results[number]
+    if isinstance(found, StepLost):
+        raise found
+    if found is None:
+        raise RuntimeError(f"internal: step {number} is collected before it has run")
+    return found
+
+
+def _forget_before(results: Results, number: int) -> None:
+    """Drops what nobody will ask for any more, results of steps among it whose launch was interrupted."""
+    for older in [n for n in list(results) if n < number]:
+        del results[older]
+
+
+def _ran(runner: StepRunner, number: int, prepared: Any) -> StepResult | StepLost:
+    """What a step gives; a fault of the device in it is the loss of the step, and of no other."""
+    try:
+        return runner.execute(prepared)
+    except StepLost as error:
+        return error
+    except StepFault as error:
+        return StepLost(f"step {number}", str(error))
+
+
 class Direct:
     """Runs each step in the calling thread when it is launched."""
 
     def __init__(self, runner: StepRunner) -> None:
         self._runner = runner
-        self._results: deque[StepResult | StepLost] = deque()
+        self._results: Results = {}
 
     def launch(self, step: Step) -> None:
-        prepared = self._runner.prepare(step)
-        try:
-            self._results.append(self._runner.execute(prepared))
-        except StepLost as error:
-            self._results.append(error)
+        self._results[step.number] = _ran(self._runner, step.number, self._runner.prepare(step))
 
-    def collect(self) -> StepResult:
-        """The result of the oldest launched step. Raises StepLost."""
-        found = self._results.popleft()
-        if isinstance(found, StepLost):
-            raise found
-        return found
+    def collect(self, number: int) -> StepResult:
+        """The result of a launched step. Raises StepLost."""
+        _forget_before(self._results, number)
+        return _result(self._results, number)
 
     def read_block(self, block: int) -> bytes | None:
         return self._runner.read_block(block)
@@ -53,49 +78,56 @@ class Direct:
         """Nothing to end."""
 
 
+Work = queue.SimpleQueue["tuple[int, Any] | None"]
+
+
 class Background:
-    """Runs steps in a thread of its own, in order. If the thread ends, for whatever reason, steps in flight are lost and it starts anew."""
+    """Runs steps in a thread of its own, in order. If the thread ends, for whatever reason, steps in flight are lost and it starts anew.
+
+    The thread writes results where the caller looks for them, and `_news` only wakes the caller: an interrupt at any point loses no result.
+    It knows nothing of this object, so that one which is dropped without `close` ends it too.
+    """
 
     def __init__(self, runner: StepRunner) -> None:
         self._runner = runner
-        self._work: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[StepResult | StepLost] = queue.SimpleQueue()
-        self._in_flight = 0
+        self._work: Work = queue.SimpleQueue()
+        self._results: Results = {}
+        self._news = threading.Event()
+        self._is_closed = False
         self._thread = self._started()
+        self._stop = weakref.finalize(self, self._work.put, None)
 
     def _started(self) -> threading.Thread:
-        thread = threading.Thread(target=_serve, args=(self._runner, self._work, self._done), name="tapeout-device", daemon=True)
+        thread = threading.Thread(target=_serve, args=(self._runner, self._work, self._results, self._news), name="tapeout-device", daemon=True)
         thread.start()
         return thread
 
     def launch(self, step: Step) -> None:
+        if self._is_closed:
+            raise DeviceClosed(f"step {step.number}")
         if not self._thread.is_alive():
             self._restart()
-        self._in_flight += 1
-        self._work.put(self._runner.prepare(step))
+        prepared = self._runner.prepare(step)
+        self._results[step.number] = None
+        self._work.put((step.number, prepared))
 
-    def collect(self) -> StepResult:
-        """The result of the oldest launched step. Raises StepLost."""
-        found = self._wait()
-        self._in_flight -= 1
-        if isinstance(found, StepLost):
-            raise found
-        return found
-
-    def _wait(self) -> StepResult | StepLost:
-        while True:
-            try:
-                return self._done.get(timeout=0.1)
-            except queue.Empty:
-                if not self._thread.is_alive():
-                    self._restart()
+    def collect(self, number: int) -> StepResult:
+        """The result of a launched step, once it is there. Raises StepLost."""
+        _forget_before(self._results, number)
+        while self._results[number] is None:
+            self._news.wait(timeout=0.1)
+            self._news.clear()
+            if not self._thread.is_alive():
+                self._restart()
+        return _result(self._results, number)
 
     def _restart(self) -> None:
         """What the dead thread left behind is lost; its queue is emptied before a new thread serves it."""
         while not self._work.empty():
             self._work.get()
-        for _ in range(self._in_flight - self._done.qsize()):
-            self._done.put(StepLost("device thread", "the thread has ended"))
+        for number, found in self._results.items():
+            if found is None:
+                self._results[number] = StepLost("device thread", "the thread has ended")
         self._thread = self._started()
 
     def read_block(self, block: int) -> bytes | None:
@@ -103,20 +135,22 @@ class Background:
 
     def close(self) -> None:
         """Ends the thread once it has run what was launched. May be called twice."""
+        self._is_closed = True
         if self._thread.is_alive():
             self._work.put(None)
             self._thread.join()
 
 
-def _serve(runner: StepRunner, work: "queue.SimpleQueue[Any]", done: "queue.SimpleQueue[StepResult | StepLost]") -> None:
-    while (prepared := work.get()) is not None:
+def _serve(runner: StepRunner, work: Work, results: Results, news: threading.Event) -> None:
+    while (launched := work.get()) is not None:
+        number, prepared = launched
         try:
-            done.put(runner.execute(prepared))
-        except StepLost as error:
-            done.put(error)
+            results[number] = _ran(runner, number, prepared)
         except Exception as error:
-            done.put(StepLost("device thread", f"{type(error).__name__}: {error}"))
+            results[number] = StepLost("device thread", f"{type(error).__name__}: {error}")
             return
+        finally:
+            news.set()
 
 
 class Driver:
@@ -157,10 +191,10 @@ class Driver:
         self._in_flight.append(step)
 
     def _commit_oldest(self) -> None:
-        """Waits for the oldest step; an interrupt while waiting leaves it in flight."""
+        """Waits for the oldest step; an interrupt before its result is here leaves it in flight."""
         step = self._in_flight[0]
         try:
-            result = self.device.collect()
+            result = self.device.collect(step.number)
         except StepLost as error:
             self._in_flight.popleft()
             self.scheduler.lose(step, str(error))

@@ -20,7 +20,7 @@ from tapeout.runtime.blocks import BlockPool
 from tapeout.runtime.cost import DecodeTable
 from tapeout.runtime.device import open_device
 from tapeout.runtime.driver import Background, Direct, Driver
-from tapeout.runtime.errors import BatchRefused, OptionRefused, ParameterUnsupported, PromptRefused, SlotBusy
+from tapeout.runtime.errors import BatchRefused, OptionRefused, ParameterUnsupported, PromptRefused, RequestsMismatched, SlotBusy, shown
 from tapeout.runtime.measure import step_times
 from tapeout.runtime.params import SAMPLER_FIELDS, SamplingParams, unmet
 from tapeout.runtime.prefix import PrefixIndex
@@ -80,8 +80,11 @@ class EngineOptions:
         for name in ("drafts", "asynchronous", "trace", "simulated", "record_drafts"):
             if type(getattr(self, name)) is not bool:
                 raise OptionRefused(f"EngineOptions.{name}", repr(getattr(self, name)), "True or False")
-        if self.cache is not None and not isinstance(self.cache, CacheOptions):
-            raise OptionRefused("EngineOptions.cache", repr(self.cache), "CacheOptions, or None")
+        for name, kind in (("cache", CacheOptions), ("decode_times", DecodeTable)):
+            if not isinstance(getattr(self, name), kind | None):
+                raise OptionRefused(f"EngineOptions.{name}", shown(getattr(self, name)), f"{kind.__name__}, or None")
+        if self.record_drafts and not self.drafts:
+            raise OptionRefused("EngineOptions.record_drafts", True, "False, as nothing is drafted (`drafts`, --spec)")
         if self.replay not in [mode.value for mode in Mode]:
             raise OptionRefused("EngineOptions.replay", repr(self.replay), "exact, mask or compact")
         if self.keep is not None and (type(self.keep) is not int or self.keep < 1):
@@ -183,7 +186,12 @@ class Engine:
         return name
 
     def check_params(self, params: SamplingParams, request_id: str | None = None) -> None:
-        """Refuses parameters that the compiled sampler cannot honour: raises ParameterUnsupported, never ignores one."""
+        """Refuses parameters that the compiled sampler cannot honour: raises ParameterUnsupported, never ignores one.
+
+        Raises RequestsMismatched for what is no SamplingParams.
+        """
+        if not isinstance(params, SamplingParams):
+            raise RequestsMismatched("params", type(params).__name__, "SamplingParams")
         found = unmet(params, ABILITIES | {"spec"} if self.options.drafts else ABILITIES)
         if found is not None:
             off = "auto or off, as this engine verifies no drafts (--spec)" if found[0] == "spec" else f"{found[2]!r}, which is off"
@@ -200,9 +208,9 @@ class Engine:
             raise PromptRefused(where, "an empty prompt", "at least one token")
         for place, token in enumerate(tokens):
             if isinstance(token, bool | np.bool_) or not isinstance(token, int | np.integer):
-                raise PromptRefused(f"{where}, token {place}", repr(token), "a whole number")
+                raise PromptRefused(f"{where}, token {place}", shown(token), "a whole number")
             if not 0 <= token < self.vocabulary:
-                raise PromptRefused(f"{where}, token {place}", token, f"0 to {self.vocabulary - 1}")
+                raise PromptRefused(f"{where}, token {place}", shown(token), f"0 to {self.vocabulary - 1}")
             if token == self.image_token:
                 raise PromptRefused(f"{where}, token {place}", f"{token}, the image token", "text: this artifact runs the text path only")
         return [int(token) for token in tokens]
@@ -220,9 +228,9 @@ class Engine:
         """Returns the result of a finished request and forgets it. Raises KeyError for a request that is unknown or not finished."""
         return self.scheduler.roster.take(request_id, prompt, text)
 
-    def forget(self, request_id: str) -> None:
-        """Drops a finished request and what is still to be reported of it. Nothing happens for any other."""
-        self.scheduler.roster.forget(request_id)
+    def forget(self, *request_ids: str) -> None:
+        """Drops finished requests and what is still to be reported of them. Nothing happens for any other."""
+        self.scheduler.roster.forget(*request_ids)
 
     def close(self) -> None:
         """Ends the workers, and keeps on disk what is cached where a folder was given. May be called twice."""
@@ -232,8 +240,16 @@ class Engine:
         self.device.close()
 
     def step(self) -> list[Event]:
-        """Runs one step and returns what happened, in order; asynchronously, what the step before brought."""
-        return self._driver.step()
+        """Runs one step and returns what happened, in order; asynchronously, what the step before brought.
+
+        Raises SlotBusy where requests wait, none runs, and the rows of `forward` leave no room: without `reset` they would wait for ever.
+        """
+        events, roster = self._driver.step(), self.scheduler.roster
+        if self._lengths and not events and roster.waiting and not roster.prefilling and not roster.decoding:
+            waiting = next(iter(roster.waiting)).request.id
+            raise SlotBusy(f"request {waiting}", f"{len(self._lengths)} slots and their blocks in use by forward", "room for a request",
+                           remedy="reset slots that forward used")  # fmt: skip
+        return events
 
     # -- given rows, without a request
 

@@ -24,6 +24,18 @@ class TapeoutError(Exception):
         super().__init__(" - ".join(part for part in parts if part))
 
 
+MOST_SHOWN = 200  # characters of a value in a message
+
+
+def shown(value: object) -> str:
+    """What a message says of a value that a caller gave: its `repr`, cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python prints no whole number of more than some thousand digits
+        return f"an {type(value).__name__} that is too long to print" if isinstance(value, int) else f"a {type(value).__name__}"
+    return text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + "…"
+
+
 # -- the artifact (section 5 of the design; docs/runtime.md, artifact)
 
 RECOMPILE = "compile the artifact again with `tapeout compile`"
@@ -144,6 +156,13 @@ class ScaleTooLarge(WeightsError):
     remedy = "repair the checkpoint, or compile with tuning rows that set override to 0"
 
 
+class ScaleTooSmall(WeightsError):
+    """As above: below a limit a weight leaves the numbers of BF16, and row counts whose kernels differ would give different bits."""
+
+    code, sentence = "W109", "a scale is smaller than the artifact's kernels can multiply by"
+    remedy = "repair the checkpoint, or compile with tuning rows that set override to 0"
+
+
 class OtherModel(WeightsError):
     code, sentence = "W107", "the checkpoint is of another model than the artifact"
 
@@ -163,10 +182,18 @@ class SymbolMissing(DeviceError):
     code, sentence, remedy = "D102", "the kernel library lacks a kernel that the manifest lists", RECOMPILE
 
 
+class StepFault(DeviceError):
+    """The device fails while it works. In a step this is the loss of it: `driver.py` makes a StepLost of it."""
+
+
 class StepLost(DeviceError):
     """Raised by a device that lost a step; the requests in it end as `error`, the others are unharmed."""
 
     code, sentence, remedy = "D120", "the device lost a step", "submit the request again"
+
+
+class DeviceClosed(DeviceError):
+    code, sentence, remedy = "D114", "the device is closed", "make another engine"
 
 
 class WorkersRefused(DeviceError):
@@ -199,12 +226,12 @@ class BinaryRefused(DeviceError):
     code, sentence, remedy = "D108", "the GPU does not take a kernel of the artifact", RECOMPILE
 
 
-class DeviceFailed(DeviceError):
+class DeviceFailed(StepFault):
     code, sentence = "D109", "a call of the GPU driver failed"
     remedy = "run the step under compute-sanitizer, and report the artifact"
 
 
-class SimulatedFault(DeviceError):
+class SimulatedFault(StepFault):
     code, sentence = "D110", "the simulator refuses what a kernel of the artifact does"
     remedy = "report the artifact and the prompt: a compiler made a kernel that is wrong"
 
@@ -221,7 +248,7 @@ class ObjectMissing(DeviceError):
     remedy = "run `tapeout finish ARTIFACT` where the back end of CANN is, or give --device ascend-sim"
 
 
-class NpuFailed(DeviceError):
+class NpuFailed(StepFault):
     code, sentence = "D113", "a call of the Ascend driver failed"
     remedy = "run the prompt with --device ascend-sim, and report the artifact where that works"
 
@@ -241,7 +268,7 @@ class ParameterError(RequestError):
     def __init__(self, field: str, value: object, allowed: str, *, request_id: str | None = None) -> None:
         self.field, self.value, self.allowed, self.request_id = field, value, allowed, request_id
         place = f"SamplingParams.{field}" + (f" of request {request_id}" if request_id is not None else "")
-        super().__init__(place, f"{value!r} ({type(value).__name__})", allowed)
+        super().__init__(place, f"{shown(value)} ({type(value).__name__})", allowed)
 
     def for_request(self, request_id: str) -> "ParameterError":
         """The same refusal, with the request it belongs to."""

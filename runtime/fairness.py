@@ -7,7 +7,6 @@ has waited `max_wait_s` without a row comes before all others, oldest first. doc
 
 from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
-from itertools import count
 
 from tapeout.runtime.request import Sequence
 
@@ -28,9 +27,11 @@ class WaitingLine:
         self.max_wait_s = max_wait_s
         self.virtual_time = 0.0
         self._members: dict[Sequence, None] = {}
-        self._fair: list[tuple[int, float, int, int, Sequence]] = []
-        self._oldest: list[tuple[int, int, Sequence]] = []
-        self._ticks = count()  # two entries of one sequence must not be compared further
+        # Entries of who has left stay until they come to the front; who joins again finds his own and adds no second one.
+        self._fair: list[tuple[int, float, int, Sequence]] = []
+        self._oldest: list[tuple[int, Sequence]] = []
+        self._tags: dict[Sequence, float] = {}  # of the newest entry of each in `_fair`
+        self._aged: set[Sequence] = set()  # who has an entry in `_oldest`
 
     def __len__(self) -> int:
         return len(self._members)
@@ -46,9 +47,12 @@ class WaitingLine:
         if sequence.preemptions == 0:
             sequence.tag = max(sequence.tag, self.virtual_time)
         self._members[sequence] = None
-        tick = next(self._ticks)
-        heappush(self._fair, (sequence.request.params.priority, sequence.tag, sequence.order, tick, sequence))
-        heappush(self._oldest, (sequence.order, tick, sequence))
+        if self._tags.get(sequence) != sequence.tag:
+            self._tags[sequence] = sequence.tag
+            heappush(self._fair, (sequence.request.params.priority, sequence.tag, sequence.order, sequence))
+        if sequence not in self._aged:
+            self._aged.add(sequence)
+            heappush(self._oldest, (sequence.order, sequence))
 
     def leave(self, sequence: Sequence) -> None:
         """Takes a sequence out. Nothing happens for one that does not wait."""
@@ -56,13 +60,15 @@ class WaitingLine:
 
     def first(self, now_s: float) -> Sequence | None:
         """The sequence to be served next."""
-        while self._oldest and self._oldest[0][2] not in self._members:
-            heappop(self._oldest)
-        while self._fair and (self._fair[0][4] not in self._members or self._fair[0][1] != self._fair[0][4].tag):
-            heappop(self._fair)
-        if self._oldest and now_s - self._oldest[0][2].submitted_s >= self.max_wait_s:
-            return self._oldest[0][2]
-        return self._fair[0][4] if self._fair else None
+        while self._oldest and self._oldest[0][1] not in self._members:
+            self._aged.discard(heappop(self._oldest)[1])
+        while self._fair and (self._fair[0][3] not in self._members or self._fair[0][1] != self._fair[0][3].tag):
+            _, tag, _, gone = heappop(self._fair)
+            if self._tags.get(gone) == tag:
+                del self._tags[gone]
+        if self._oldest and now_s - self._oldest[0][1].submitted_s >= self.max_wait_s:
+            return self._oldest[0][1]
+        return self._fair[0][3] if self._fair else None
 
     def served(self, sequence: Sequence, rows: int) -> None:
         """Moves the virtual time to the sequence, and the sequence back by its rows."""
@@ -71,12 +77,15 @@ class WaitingLine:
 
 
 def victim(running: Iterable[tuple[Sequence, int]], step: int, min_run_steps: int) -> Sequence | None:
-    """Who gives way, of (sequence, rows that computing it again would take): of the least urgent priority, one that has run for a while,
-    the cheapest, of equals the youngest. None if nobody runs."""
+    """Who gives way, of (sequence, rows that computing it again would take): of the least urgent priority, one that has run for a while since
+    it was computed last, the cheapest, of equals the youngest. None if nobody runs.
+
+    So the dearest of those that have not got anywhere yet is never chosen, and gets there.
+    """
 
     def order(candidate: tuple[Sequence, int]) -> tuple[int, bool, int, int]:
         sequence, rows = candidate
-        is_fresh = sequence.preemptions > 0 and step - sequence.resumed_step < min_run_steps
+        is_fresh = sequence.preemptions > 0 and (sequence.scheduled < sequence.target or step - sequence.resumed_step < min_run_steps)
         return -sequence.request.params.priority, is_fresh, rows, -sequence.order
 
     return min(running, key=order, default=(None, 0))[0]

@@ -6,6 +6,7 @@ never holds half a character. Scheduling is `engine.py`; reading the checkpoint 
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -14,7 +15,7 @@ import numpy as np
 from tapeout.runtime.artifact import Artifact
 from tapeout.runtime.artifact_set import DeviceName, open_artifact
 from tapeout.runtime.engine import Engine, EngineOptions
-from tapeout.runtime.errors import OptionRefused, OtherModel, PromptRefused, RequestsMismatched
+from tapeout.runtime.errors import OptionRefused, OtherModel, PromptRefused, RequestsMismatched, RequestTaken, shown
 from tapeout.runtime.params import SamplingParams, request_seed
 from tapeout.runtime.request import RequestOutput
 from tapeout.runtime.reuse import CacheOptions
@@ -53,7 +54,7 @@ class LLM:
         """Loads an artifact and maps the checkpoint folder `weights`. Raises TapeoutError or an InputError of `models`.
 
         `device` picks one of several targets, "cpu", "cuda", "ascend", or "ascend-sim", which simulates the NPU; without it a GPU where the
-        artifact has binaries for this machine's.
+        artifact has binaries for this machine's. `workers`, `cache_blocks`, `chunk_tokens`, `step_ms`: as in EngineOptions.
         `asynchronous` plans a step while the device runs the one before; `trace` keeps what happens in `engine.recorder`. `drafts` and `plan`:
         speculation; `cache`: reuse of earlier prompts; `replay` and `keep`: bounded replay; `record_drafts`: what the planner's simulator reads.
         """
@@ -86,14 +87,17 @@ class LLM:
         """Completes every prompt (text, or token ids) and returns the results in order.
 
         One parameter object serves all prompts; if it has a seed, request i uses a seed derived from it and i, and request 0 the seed
-        itself. Raises before anything runs if a prompt or a parameter is refused. Of a text that is far too long for the context the result
+        itself. Raises before anything runs if a prompt, a parameter or an id is refused. Of a text that is far too long for the context the result
         has the beginning only. `ids` are the requests' names in messages and traces, numbers without. `watch` sees the engine after every step.
         """
         asked = _listed(prompts)
         tokens = [self._tokens(prompt, i) for i, prompt in enumerate(asked)]
-        names = [str(self._submitted + i) for i in range(len(asked))] if ids is None else list(ids)
-        if len(names) != len(asked):
-            raise RequestsMismatched("ids", f"{len(names)} for {len(asked)} prompts", len(asked))
+        names = [str(self._submitted + i) for i in range(len(asked))] if ids is None else _ids(ids, len(asked))
+        taken = set(self.engine.scheduler.roster.requests)
+        for name in names:  # before anything is submitted: what a failed call drops must be its own
+            if name in taken:
+                raise RequestTaken(f"request {name}", "the id of another request")
+            taken.add(name)
         each = _for_each(params, names)
         for name, own in zip(names, each, strict=True):
             self.engine.check_params(own, name)
@@ -116,10 +120,13 @@ class LLM:
 
     def fitting(self, text: str) -> str:
         """The text, or so much of its beginning as is surely more tokens than the context holds: the rest need not be looked at."""
-        if self.tokenizer is None:
-            return text
-        longest = max(map(len, self.tokenizer.token_bytes))
-        return text[: (self.engine.context + 1) * max(longest, 1)]
+        return text if self.tokenizer is None else text[: (self.engine.context + 1) * self._longest_token]
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """Bytes of the longest token, at least 1."""
+        tokens = () if self.tokenizer is None else self.tokenizer.token_bytes
+        return max(1, max(map(len, tokens), default=1))
 
     def _tokens(self, prompt: Prompt, index: int) -> list[int]:
         if not isinstance(prompt, str):
@@ -145,7 +152,7 @@ class LLM:
         """Ends and forgets the requests of a call that failed."""
         for name in names:
             self.engine.abort(name)
-            self.engine.forget(name)
+        self.engine.forget(*names)
 
 
 def open_engine(artifact: Artifact, weights: Path, options: EngineOptions) -> "tuple[Engine, Tokenizer]":
@@ -183,11 +190,20 @@ def _listed(prompts: Prompts) -> list[Prompt]:
         return [prompts]
     if isinstance(prompts, np.ndarray) and prompts.ndim == 1:
         return [cast(Prompt, prompts)]
-    if not isinstance(prompts, Sequence | np.ndarray):
+    if not isinstance(prompts, Sequence | np.ndarray) or (isinstance(prompts, np.ndarray) and not prompts.ndim):
         raise PromptRefused("prompts", type(prompts).__name__, "text, a list of texts, or lists of token ids")
     if len(prompts) and isinstance(prompts[0], int | np.integer):
         return [cast(Prompt, prompts)]
     return list(cast("Sequence[Prompt]", prompts))
+
+
+def _ids(ids: Sequence[str], count: int) -> list[str]:
+    """The ids, one for each of `count` prompts. Raises RequestsMismatched."""
+    if isinstance(ids, str) or not isinstance(ids, Sequence) or not all(isinstance(name, str) for name in ids):
+        raise RequestsMismatched("ids", shown(ids), "a list of texts", remedy="give each prompt an id, or none")
+    if len(ids) != count:
+        raise RequestsMismatched("ids", f"{len(ids)} for {count} prompts", count, remedy="give each prompt an id, or none")
+    return list(ids)
 
 
 def _for_each(params: SamplingParams | Sequence[SamplingParams] | None, names: Sequence[str]) -> list[SamplingParams]:

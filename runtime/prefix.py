@@ -10,15 +10,16 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
+from typing import NamedTuple
 
 import numpy as np
 
 from tapeout.runtime.blocks import BlockPool, Named
-from tapeout.runtime.disk import DiskTier
+from tapeout.runtime.disk import DiskTier, Stored
 from tapeout.runtime.errors import OptionRefused
-from tapeout.runtime.replay import Mode, ReplayPlan, ReplayRules, replay_plan
+from tapeout.runtime.replay import Mode, ReplayPlan, ReplayRules, latest_restore, replay_plan
 from tapeout.runtime.request import ImageSpan
-from tapeout.runtime.state import SnapshotStore
+from tapeout.runtime.state import Snapshot, SnapshotStore
 
 KEY_BYTES = 16
 
@@ -105,6 +106,13 @@ class Hit:
         return self.plan.write_from
 
 
+class Payloads(NamedTuple):
+    """What a hit takes from host memory and disk: the window state to put back, and the blocks to load, in order."""
+
+    window: Snapshot | None = None
+    blocks: tuple[Stored, ...] = ()
+
+
 class PrefixIndex:
     """Finds and names blocks of a pool. `snapshots` and `disk` may be absent; `outcomes` counts lookups."""
 
@@ -115,7 +123,6 @@ class PrefixIndex:
         self.pool, self.rules, self.identity, self.policy = pool, rules, identity, policy
         self.snapshots, self.disk = snapshots, disk
         self.outcomes: Counter[Outcome] = Counter()
-        self.hit_tokens = 0
         self._roots: dict[str, bytes] = {}
 
     def root(self, tenant: str) -> bytes:
@@ -140,13 +147,23 @@ class PrefixIndex:
         hit = boundary_outside(images, block * (len(found) + len(loads)), block)
         if not hit:
             return Hit(Outcome.IMAGE, start)
-        plan = replay_plan(length, hit, self._snapshots_at(keys, hit, images, session), self.rules)
+        plan = replay_plan(length, hit, self._snapshot_at(keys, latest_restore(length, hit, self.rules), images), self.rules)
         used = plan.write_from // block
         if not used:
             return Hit(Outcome.WINDOW if self._may_replay else Outcome.STATE, start, known=hit)
         lineages = [name for name in names[:used] if name is not None]
         lineage = plan.lineage if plan.lineage is not None else max(lineages, default=None)
         return Hit(Outcome.HIT, plan, tuple(keys[:used]), tuple(found[:used]), tuple(loads[: max(0, used - len(found))]), lineage, hit)
+
+    def read(self, hit: Hit, keys: Sequence[bytes]) -> Payloads | None:
+        """What a hit needs, read once; None if some of it is damaged or gone: then the next lookup of the prompt, named `keys`, finds less."""
+        window = None
+        if hit.plan.restore_at is not None and self.snapshots is not None:
+            window = self.snapshots.get(keys[hit.plan.restore_at // self.rules.block - 1])
+            if window is None:
+                return None
+        blocks = tuple(found for key in hit.loads if self.disk is not None and (found := self.disk.get("block", key)) is not None)
+        return Payloads(window, blocks) if len(blocks) == len(hit.loads) else None
 
     @property
     def _may_replay(self) -> bool:
@@ -155,7 +172,6 @@ class PrefixIndex:
     def count(self, hit: Hit) -> None:
         """Counts a lookup that led to an admission."""
         self.outcomes[hit.outcome] += 1
-        self.hit_tokens += hit.tokens
 
     def gauges(self) -> dict[str, float]:
         """Lookups by outcome, and what host memory and disk hold, gave and refused; for `Statistics`."""
@@ -190,12 +206,14 @@ class PrefixIndex:
     def _may_use(self, named: Named, session: str) -> bool:
         return self.policy is Policy.PRODUCTION or named.lineage is None or named.session == session
 
-    def _snapshots_at(self, keys: Sequence[bytes], hit: int, images: Sequence[ImageSpan], session: str) -> Collection[int]:
-        if self.snapshots is None:
-            return ()
-        block = self.rules.block
-        ends = [end for end in range(block, hit + 1, block) if not any(i.start < end < i.end for i in images)]
-        return [end for end in ends if keys[end // block - 1] in self.snapshots]
+    def _snapshot_at(self, keys: Sequence[bytes], latest: int, images: Sequence[ImageSpan]) -> Collection[int]:
+        """Where the last window is stored that ends at `latest` or before and cuts no image, if there is one."""
+        block, number = self.rules.block, latest // self.rules.block
+        while self.snapshots is not None and (number := self.snapshots.last_of(keys, number)):
+            if not any(i.start < number * block < i.end for i in images):
+                return (number * block,)
+            number -= 1
+        return ()
 
     def publish(self, slot: int, keys: Sequence[bytes], first: int, lineage: int | None, session: str) -> list[int]:
         """Names a slot's full, committed blocks from number `first` on; returns those that are new under their name."""

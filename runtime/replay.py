@@ -109,7 +109,7 @@ def replay_plan(length: int, hit: int, snapshots: Collection[int], rules: Replay
     if not usable or (is_exact and not rules.is_whole):
         return _from_start(length, rules)
     keep_from = 0 if is_exact else max(0, length - rules.keep)
-    latest = usable if is_exact else min(usable, keep_from)
+    latest = latest_restore(length, hit, rules)
     restored = max((s for s in snapshots if 0 < s <= latest and s % rules.block == 0), default=0)
     # A hit of a window or less saves nothing: its replay would compute all of it.
     replayed = min(usable - rules.window, keep_from) if usable > rules.window and rules.replays and not is_exact else 0
@@ -120,6 +120,12 @@ def replay_plan(length: int, hit: int, snapshots: Collection[int], rules: Replay
         floor = 0 if is_exact else max(keep_from, restored)
         return ReplayPlan(rules, length, restored, write_from, restored, 0, keep_from, floor, None)
     return ReplayPlan(rules, length, replayed, usable, None, replayed, keep_from, max(keep_from, replayed), usable)
+
+
+def latest_restore(length: int, hit: int, rules: ReplayRules) -> int:
+    """The last place where a stored window helps a prompt: within the hit, before its last token and, where rows are kept, before the first."""
+    latest = min(hit, length - 1) if rules.mode is Mode.EXACT else min(hit, length - 1, max(0, length - rules.keep))
+    return latest // rules.block * rules.block
 
 
 def _from_start(length: int, rules: ReplayRules) -> ReplayPlan:

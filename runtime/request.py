@@ -122,7 +122,7 @@ class Sequence:
 
     `scheduled` counts rows of the prompt that are computed or in flight; `target` is how many tokens the cache must hold before the next
     one is drawn: the prompt, or prompt and output after a preemption. `keys` name its full blocks, `window_keys` the windows kept of its output;
-    others have been seen to share its first `shared_end` tokens.
+    others have been seen to share its first `shared_end` tokens. `resumed_step`: the step that completed its prompt last.
     """
 
     request: Request

@@ -56,7 +56,7 @@ class Roster:
         self.events: list[Event] = []
         self._branches: dict[str, list[Branch]] = {}
         self._open: dict[str, int] = {}  # branches that have not finished
-        self._deadlines: list[tuple[float, str]] = []
+        self._deadlines: list[tuple[float, int, str]] = []  # when, of whom by order and id: an id may come again
         self._orders = 0
 
     # -- in
@@ -70,7 +70,7 @@ class Roster:
         self._branches[request.id], self._open[request.id] = branches, len(branches)
         self.statistics.counts.submitted += 1
         if params.deadline_ms is not None:
-            heappush(self._deadlines, (now + params.deadline_ms / 1e3, request.id))
+            heappush(self._deadlines, (now + params.deadline_ms / 1e3, branches[0].order, request.id))
         if self.recorder is not None:
             self.recorder.arrived(request.id, now, len(request.prompt))
         if len(request.prompt) > self.max_context:
@@ -113,11 +113,11 @@ class Roster:
 
     # -- memory
 
-    def admit(self, branch: Branch, hit: Hit | None, step: int, now: float) -> None:
+    def admit(self, branch: Branch, hit: Hit | None, now: float) -> None:
         """Gives a waiting sequence its slot, the blocks it shares, and a promise of those for the rest of its prompt."""
         slot = self.slots.take()
         self.waiting.leave(branch)
-        self._seat(branch, slot, step, now)
+        self._seat(branch, slot, now)
         if hit is not None:
             branch.shared_end = hit.known
             self.pool.adopt(slot, hit.blocks)
@@ -133,8 +133,8 @@ class Roster:
         if branch.preemptions:
             self.statistics.counts.recomputed_rows += branch.target - branch.scheduled
 
-    def _seat(self, branch: Branch, slot: int, step: int, now: float) -> None:
-        branch.slot, branch.status, branch.resumed_step = slot, Status.RUNNING, step
+    def _seat(self, branch: Branch, slot: int, now: float) -> None:
+        branch.slot, branch.status = slot, Status.RUNNING
         if branch.started_s is None:
             branch.started_s = now
             self.statistics.queue_ms.observe((now - branch.submitted_s) * 1e3)
@@ -145,7 +145,7 @@ class Roster:
         if self.recorder is not None:
             self.recorder.scheduled(branch.request.id, branch.request.branch, now, slot, branch.preemptions)
 
-    def fork(self, parent: Branch, step: int) -> None:
+    def fork(self, parent: Branch) -> None:
         """Starts the other branches of a request whose prompt is in the cache: beside the first if there is room, else they wait."""
         for child in self._branches[parent.request.id][1:]:
             if child.status is not Status.WAITING or child.slot is not None or child in self.waiting:
@@ -158,7 +158,7 @@ class Roster:
                 self.waiting.join(child)
                 continue
             slot = self.slots.take()
-            self._seat(child, slot, step, self.clock())
+            self._seat(child, slot, self.clock())
             self.chores.block_copies += self.pool.fork(parent.slot, slot, shared)
             self.chores.slot_copies.append((parent.slot, slot))
             self.pool.promise(slot, child.target)
@@ -219,17 +219,19 @@ class Roster:
         return bool(open_branches)
 
     def _report(self, name: str) -> None:
-        first = self._branches[name][0]
-        text = first.text.finish() if first.text is not None and len(self._branches[name]) == 1 else ""
-        self.events.append(FinishedEvent(name, first.status.value, first.stop_reason, text))
+        branches = self._branches[name]
+        first, held = branches[0], [branch.text.finish() for branch in branches if branch.text is not None]
+        self.events.append(FinishedEvent(name, first.status.value, first.stop_reason, held[0] if len(branches) == 1 and held else ""))
         self.statistics.counts.requests_finished[first.status.value] += 1
         if self.recorder is not None:
-            self.recorder.finished(name, self.clock(), first.status.value, sum(b.emitted for b in self._branches[name]))
+            self.recorder.finished(name, self.clock(), first.status.value, sum(b.emitted for b in branches))
 
     def expire(self, now: float) -> None:
         """Ends requests whose deadline has passed."""
         while self._deadlines and self._deadlines[0][0] <= now:
-            self.finish_all(heappop(self._deadlines)[1], Status.DEADLINE)
+            _, order, name = heappop(self._deadlines)
+            if name in self._branches and self._branches[name][0].order == order:
+                self.finish_all(name, Status.DEADLINE)
 
     def take(self, request_id: str, prompt: str | None = None, text: str = "") -> RequestOutput:
         """Returns the result of a finished request and forgets it. Raises KeyError for one that is unknown or not finished."""
@@ -238,11 +240,12 @@ class Roster:
         del self._open[request_id]
         return output_of(self._branches.pop(request_id), prompt, text)
 
-    def forget(self, request_id: str) -> None:
-        """Drops a finished request and what is still to be reported of it. Nothing happens for any other."""
-        if self._open.get(request_id) == 0:
-            del self._open[request_id], self._branches[request_id]
-            self.events = [event for event in self.events if event.request_id != request_id]
+    def forget(self, *request_ids: str) -> None:
+        """Drops finished requests and what is still to be reported of them. Nothing happens for any other."""
+        gone = {name for name in request_ids if self._open.get(name) == 0}
+        for name in gone:
+            del self._open[name], self._branches[name]
+        self.events = [event for event in self.events if event.request_id not in gone]
 
     # -- checking
 

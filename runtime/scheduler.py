@@ -21,7 +21,7 @@ from tapeout.runtime.drafting import OUR_RULES, Drafting, DraftOptions
 from tapeout.runtime.errors import BlocksExhausted, OptionRefused
 from tapeout.runtime.fairness import urgency, victim
 from tapeout.runtime.planner import Plan, Rules
-from tapeout.runtime.prefix import Hit, PrefixIndex, boundary_outside
+from tapeout.runtime.prefix import Hit, Payloads, PrefixIndex, boundary_outside
 from tapeout.runtime.replay import Mode
 from tapeout.runtime.request import Event, Status
 from tapeout.runtime.request import Sequence as Branch
@@ -205,7 +205,7 @@ class Scheduler:
     def _grown(self, slots: Int64, widths: Int64, top: Int64, room: Int64) -> tuple[Int64, Int64]:
         """Takes blocks for those that need them, oldest first; who does not even get one row's worth gives way or is waited for."""
         widths, branches = widths.copy(), [self.roster.by_slot[slot] for slot in slots.tolist()]
-        limit = self.pool.tokens_per_slot
+        limit = min(self.pool.tokens_per_slot, self.roster.max_context)  # rows beyond it, of drafts in flight, are not run
         for i in np.flatnonzero(top > room).tolist():
             branch, slot = branches[i], int(slots[i])
             if branch is None or branch.slot != slot:
@@ -294,65 +294,55 @@ class Scheduler:
 
     def _admit(self, branch: Branch, rows: int, left_ms: float, now: float) -> _Verdict:
         """Gives a waiting prompt its place if a slot is free, its blocks can be promised, and a piece of it fits this step."""
-        roster, pool, request = self.roster, self.pool, branch.request
-        cap = self.options.tenant_sequences
+        roster, cap = self.roster, self.options.tenant_sequences
         if not len(roster.slots):
             return _Verdict.NO_SLOT
-        if cap is not None and roster.tenants[request.tenant] >= cap:
+        if cap is not None and roster.tenants[branch.request.tenant] >= cap:
             return _Verdict.CAPPED
-        hit = self._looked_up(branch)
-        first = hit.plan.first_row if hit is not None else 0
-        if not self._chunk(branch, first, rows, left_ms):
-            return _Verdict.NO_SLOT
-        shared = () if hit is None else hit.blocks
-        needed = pool.blocks_for(branch.target) - len(shared) + sum(map(pool.is_cached, shared))
-        growth = len(roster.decoding)  # each may need a block soon
-        if needed + (growth if roster.decoding or roster.prefilling else 0) > pool.unpromised_blocks:
-            return _Verdict.DOES_NOT_FIT
-        roster.admit(branch, hit, self.number, now)
+        payloads: Payloads | None = None
+        while payloads is None:  # what was damaged or gone is no part of the next lookup
+            hit = self._looked_up(branch)
+            if not self._chunk(branch, 0 if hit is None else hit.plan.first_row, rows, left_ms):
+                return _Verdict.NO_SLOT
+            if not self._fits(branch, hit):
+                return _Verdict.DOES_NOT_FIT
+            payloads = Payloads() if self.prefix is None or hit is None else self.prefix.read(hit, branch.keys)
+        roster.admit(branch, hit, now)
         if hit is not None and self.prefix is not None:
             self.prefix.count(hit)
-            self._put_back(branch, hit)
+            self._put_back(branch, hit, payloads)
         return _Verdict.ADMITTED
 
     def _looked_up(self, branch: Branch) -> Hit | None:
-        """What is cached of a prompt. Entries on disk are read now; a damaged one shortens the hit."""
-        if self.prefix is None:
-            return None
-        request, tokens = branch.request, branch.tokens
-        while True:
-            hit = self.prefix.lookup(tokens, request.images, request.tenant, request.id, branch.keys)
-            payload = None
-            if hit.plan.restore_at is not None and self.prefix.snapshots is not None:
-                payload = self.prefix.snapshots.get(branch.keys[hit.plan.restore_at // self.pool.block_tokens - 1])
-                if payload is None:
-                    continue  # the damaged or expired snapshot is gone: look again
-            stored = [self.prefix.disk.get("block", key) if self.prefix.disk is not None else None for key in hit.loads]
-            if all(entry is not None for entry in stored):
-                return hit
+        """What is cached of a prompt."""
+        request = branch.request
+        return None if self.prefix is None else self.prefix.lookup(branch.tokens, request.images, request.tenant, request.id, branch.keys)
 
-    def _put_back(self, branch: Branch, hit: Hit) -> None:
+    def _fits(self, branch: Branch, hit: Hit | None) -> bool:
+        """Says whether a prompt's blocks can be promised and each running sequence can still have the one that it may need soon, its own included:
+        one that gives way as soon as it is computed was computed for nothing."""
+        pool, shared = self.pool, () if hit is None else hit.blocks
+        most = min(len(branch.request.prompt) + branch.request.params.max_tokens - 1, self.roster.max_context)  # the last token needs no place
+        needed = pool.blocks_for(max(branch.target, min(branch.target + 1, most))) - len(shared) + sum(map(pool.is_cached, shared))
+        return needed + len(self.roster.decoding) <= pool.unpromised_blocks
+
+    def _put_back(self, branch: Branch, hit: Hit, payloads: Payloads) -> None:
         """Schedules what the device must load before the prompt's first row."""
-        prefix, slot, chores = self.prefix, branch.slot, self.roster.chores
-        if prefix is None or slot is None:
+        slot, chores = branch.slot, self.roster.chores
+        if slot is None:
             return
-        if hit.loads and prefix.disk is not None:
+        if hit.loads:
             self.pool.reserve(slot, hit.tokens)
-            for block, key in zip(self.pool.held(slot)[len(hit.blocks) :], hit.loads, strict=True):
-                stored = prefix.disk.get("block", key)
-                if stored is None:
-                    raise RuntimeError(f"internal: block {key.hex()} left the disk between two reads")
-                self.pool.publish(block, Named(key, stored.lineage, stored.session))
-                chores.loads.append((block, stored.payload))
-                if stored.lineage is not None:
-                    branch.lineage = max(branch.lineage or 0, stored.lineage)
-            self.statistics.counts.blocks_loaded += len(hit.loads)
-        if hit.plan.restore_at is not None and prefix.snapshots is not None:
-            found = prefix.snapshots.get(branch.keys[hit.plan.restore_at // self.pool.block_tokens - 1])
-            if found is not None:
-                chores.restores.append(Restore(slot, hit.plan.restore_at, found.payload))
-                branch.lineage = found.lineage if branch.lineage is None else branch.lineage
-                self.statistics.counts.snapshots_restored += 1
+        for block, key, stored in zip(self.pool.held(slot)[len(hit.blocks) :], hit.loads, payloads.blocks, strict=True):
+            self.pool.publish(block, Named(key, stored.lineage, stored.session))
+            chores.loads.append((block, stored.payload))
+            if stored.lineage is not None:
+                branch.lineage = max(branch.lineage or 0, stored.lineage)
+        self.statistics.counts.blocks_loaded += len(hit.loads)
+        if payloads.window is not None and hit.plan.restore_at is not None:
+            chores.restores.append(Restore(slot, hit.plan.restore_at, payloads.window.payload))
+            branch.lineage = payloads.window.lineage if branch.lineage is None else branch.lineage
+            self.statistics.counts.snapshots_restored += 1
 
     def _chunk(self, branch: Branch, start: int, rows: int, left_ms: float, is_first: bool = True) -> int:
         """Rows of a prompt from `start` on that fit now; 0 for none. A cut never falls inside an image."""
@@ -390,6 +380,7 @@ class Scheduler:
         is_last = end == branch.target
         yields = is_last and branch.request.params.max_tokens > 0
         if is_last:
+            branch.resumed_step = self.number
             del self.roster.prefilling[slot]
             self.roster.decoding[slot] = branch
             columns.steps[slot] += 1

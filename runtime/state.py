@@ -5,7 +5,7 @@ spares a later prompt the replay. Snapshots are checked against what was stored;
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
@@ -83,6 +83,15 @@ class SnapshotStore:
             return True
         return self.disk is not None and self.disk.has("snapshot", key)
 
+    def last_of(self, keys: Sequence[bytes], count: int) -> int:
+        """How many of the first `count` names there are up to the last one that is kept; 0 if none is. Looked at for every prompt that waits."""
+        now, kept, disk = self._clock(), self._kept, self.disk
+        for number in range(count, 0, -1):
+            found = kept.get(keys[number - 1])
+            if (found is not None and found.until_s >= now) or (disk is not None and disk.has("snapshot", keys[number - 1])):
+                return number
+        return 0
+
     def put(self, key: bytes, snapshot: Snapshot) -> None:
         """Keeps a snapshot, unless it is larger than the whole budget; an older one of the name gives way."""
         self._remove(key)
@@ -92,16 +101,21 @@ class SnapshotStore:
         self.bytes += len(snapshot.payload)
         self.stored += 1
         while self.bytes > self.budget_bytes:
-            oldest, kept = next(iter(self._kept.items()))
+            oldest = next(iter(self._kept))
+            self._to_disk(oldest)
             self._remove(oldest)
             self.evicted += 1
-            if self.disk is not None:
-                self.disk.put("snapshot", oldest, kept.snapshot.payload, kept.snapshot.lineage, kept.snapshot.session)
 
     def flush(self) -> None:
         """Writes what is in memory to disk, if there is one: the next engine finds it there."""
-        for key, kept in self._kept.items() if self.disk is not None else ():
-            self.disk.put("snapshot", key, kept.snapshot.payload, kept.snapshot.lineage, kept.snapshot.session)  # type: ignore[union-attr]
+        for key in list(self._kept):
+            self._to_disk(key)
+
+    def _to_disk(self, key: bytes) -> None:
+        """Writes what is still what was stored: on disk it gets a digest of its own."""
+        snapshot = self._kept[key].snapshot
+        if self.disk is not None and self._is_whole(key):
+            self.disk.put("snapshot", key, snapshot.payload, snapshot.lineage, snapshot.session)
 
     def drop(self, key: bytes) -> None:
         """Forgets a snapshot in memory. Nothing happens for one that is not there."""
@@ -116,13 +130,20 @@ class SnapshotStore:
             self._remove(key)
             self.expired += 1
             return None
-        if _digest(kept.snapshot.payload) != kept.digest:
-            self._remove(key)
-            self.damaged += 1
+        if not self._is_whole(key):
             return None
         self._kept.move_to_end(key)
         kept.until_s = self._clock() + self.keep_s
         return kept.snapshot
+
+    def _is_whole(self, key: bytes) -> bool:
+        """Says whether a snapshot is what was stored; one that is not is removed and counted."""
+        kept = self._kept[key]
+        if _digest(kept.snapshot.payload) == kept.digest:
+            return True
+        self._remove(key)
+        self.damaged += 1
+        return False
 
     def _from_disk(self, key: bytes) -> Snapshot | None:
         found = None if self.disk is None else self.disk.get("snapshot", key)

@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from math import isfinite
 
 from tapeout.runtime.request import Sequence as Branch
 from tapeout.runtime.step import Step, StepResult
@@ -171,7 +172,7 @@ class Statistics:
             lines.append(f"# TYPE tapeout_drafts_{name}_total counter")
             lines += [f'tapeout_drafts_{name}_total{{place="{place}"}} {count}' for place, count in enumerate(getattr(self, name), 1)]
         for name, value in sorted((self.gauges | more).items()):
-            lines += [f"# TYPE tapeout_{name} gauge", f"tapeout_{name} {value:g}"]
+            lines += [f"# TYPE tapeout_{name} gauge", f"tapeout_{name} {_exact(value)}"]
         for name, histogram in self.histograms().items():
             lines += [f"# TYPE tapeout_{name} histogram", *_exposed(f"tapeout_{name}", histogram)]
         lines.append("# TYPE tapeout_step_ms_by histogram")
@@ -184,10 +185,15 @@ def _exposed(name: str, histogram: Histogram, labels: str = "") -> list[str]:
     lines, below = [], 0
     for bound, count in zip(histogram.bounds, histogram.counts, strict=False):
         below += count
-        lines.append(f'{name}_bucket{{{labels}le="{bound:g}"}} {below}')
+        lines.append(f'{name}_bucket{{{labels}le="{_exact(bound)}"}} {below}')
     own = f"{{{labels[:-1]}}}" if labels else ""
     last = f'{name}_bucket{{{labels}le="+Inf"}} {histogram.total}'
-    return [*lines, last, f"{name}_sum{own} {histogram.sum:g}", f"{name}_count{own} {histogram.total}"]
+    return [*lines, last, f"{name}_sum{own} {_exact(histogram.sum)}", f"{name}_count{own} {histogram.total}"]
+
+
+def _exact(value: float) -> str:
+    """A number with all its digits: small steps of large sums are what a rate is made of."""
+    return str(int(value)) if isfinite(value) and value == int(value) else repr(float(value))
 
 
 def _rounded_up(size: int) -> int:

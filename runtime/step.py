@@ -165,11 +165,14 @@ class StepResult:
 
 
 class StepDevice(Protocol):
-    """Takes steps and answers them in the same order; `collect` raises StepLost for one that is lost, and later ones are still answered."""
+    """Takes steps in order and answers each by its number; `collect` raises StepLost for one that is lost, and later ones are still answered.
+
+    A result may be asked for again until that of a later step is. A step that nobody asks for, as its launch was interrupted, may run or not.
+    """
 
     def launch(self, step: Step) -> None: ...
 
-    def collect(self) -> StepResult: ...
+    def collect(self, number: int) -> StepResult: ...
 
     def read_block(self, block: int) -> bytes | None:
         """The bytes of a block once all launched steps are done; None where blocks cannot be read."""

@@ -21,8 +21,8 @@ class Recorder:
 
     def arrived(self, request: str, at_s: float, prompt_tokens: int) -> None:
         """A request was submitted."""
-        self._tracks[request] = len(self._tracks) + 1
-        self._add("i", "arrived", at_s, _REQUESTS, self._tracks[request], s="t", args={"prompt_tokens": prompt_tokens})
+        track = self._tracks.setdefault(request, len(self._tracks) + 1)  # an id may come again
+        self._add("i", "arrived", at_s, _REQUESTS, track, s="t", args={"prompt_tokens": prompt_tokens})
         self._started[request, -1] = at_s
 
     def scheduled(self, request: str, branch: int, at_s: float, slot: int, preemptions: int) -> None:

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from tapeout.runtime.artifact import Rotary, WeightOperand, WeightPart
 from tapeout.runtime.device.memory import NUMPY, zeroed
-from tapeout.runtime.errors import ScaleTooLarge, TableUnavailable, TensorMismatch, TensorMissing, ZeroScales
+from tapeout.runtime.errors import ScaleTooLarge, ScaleTooSmall, TableUnavailable, TensorMismatch, TensorMissing, ZeroScales
 from tapeout.runtime.transforms import NEUTRAL_SCALE, Array, transformed, transformed_shape
 
 BYTES = (np.dtype(np.uint8), np.dtype(np.int8), np.dtype(ml_dtypes.float8_e8m0fnu))
 """Elements that are interchangeable in memory: packed FP4 and E8M0 scales."""
+LOOK_BYTES = 1 << 16  # of scales looked at in one go
 ROTARY_ROWS = 65536  # rows of a rotary table made at a time, so that float64 temporaries stay small
 
 
@@ -124,19 +125,25 @@ def _bound(
     arrays = [source.tensor(name) for name in part.tensors]
     if part.most_scale is not None:
         _refuse_large_scales(part, part.most_scale, arrays)
+    if part.least_scale is not None:
+        _refuse_small_scales(part, part.least_scale, arrays)
+    if part.part == "scales":
+        _refuse_zero_scales(part, arrays)
     if part.layout == "as_stored":
         return arrays[0]
-    scales = part.part == "scales"
-    if scales:
-        _refuse_zero_scales(part, arrays)
-    pad = NEUTRAL_SCALE if scales else 0
+    pad = NEUTRAL_SCALE if part.part == "scales" else 0
     return _aligned(transformed(arrays, part.transforms, pad=pad, where=operand.name), part)
 
 
 def _refuse_zero_scales(part: WeightPart, arrays: Sequence[Array]) -> None:
     for name, array in zip(part.tensors, arrays, strict=True):
-        if array.size and array.dtype in BYTES and not array.view(np.uint8).any():
+        if array.size and array.dtype in BYTES and _is_zero(array.view(np.uint8).reshape(-1)):
             raise ZeroScales(name, "byte 0 (2^-127) everywhere", "the exponents of its weight")
+
+
+def _is_zero(cells: NDArray[np.uint8]) -> bool:
+    """Says whether all bytes are 0; of a mapped table no more is read than shows that they are not."""
+    return not any(cells[first : first + LOOK_BYTES].any() for first in range(0, cells.size, LOOK_BYTES))
 
 
 def _refuse_large_scales(part: WeightPart, most: int, arrays: Sequence[Array]) -> None:
@@ -144,6 +151,14 @@ def _refuse_large_scales(part: WeightPart, most: int, arrays: Sequence[Array]) -
         found = int(array.view(np.uint8).max(initial=0))
         if found > most:
             raise ScaleTooLarge(name, f"byte {found} (2^{found - 127})", f"at most byte {most} (2^{most - 127})")
+
+
+def _refuse_small_scales(part: WeightPart, least: int, arrays: Sequence[Array]) -> None:
+    """Byte 0 is let through: quantizers write it for groups of zeros."""
+    for name, array in zip(part.tensors, arrays, strict=True):
+        found = 1 + int((array.view(np.uint8) - np.uint8(1)).min(initial=255))  # byte 0 is the largest here
+        if found < least:
+            raise ScaleTooSmall(name, f"byte {found} (2^{found - 127})", f"byte 0 (a group of zeros) or at least byte {least} (2^{least - 127})")
 
 
 def _table(operand: WeightOperand, part: WeightPart, token_map: Callable[[], NDArray[np.int32]] | None) -> Array:

@@ -21,7 +21,7 @@ from tapeout.runtime.artifact_kernels import Kernel, Lowered
 from tapeout.runtime.device import Call, Region, Use
 from tapeout.runtime.device.host_side import host_side, locked_bytes, number_of
 from tapeout.runtime.device.memory import address
-from tapeout.runtime.errors import ChipMismatch, MemoryRefused, NpuFailed, NpuMissing, ObjectMissing, SymbolMissing
+from tapeout.runtime.errors import ChipMismatch, DeviceClosed, MemoryRefused, NpuFailed, NpuMissing, ObjectMissing, SymbolMissing
 
 LIBRARY = "libascendcl.so"
 FAMILY = "Ascend950"
@@ -232,7 +232,7 @@ class AscendDevice:
     def _enter(self) -> None:
         """The device belongs to a thread; whoever calls takes it."""
         if not self._end.alive:
-            raise NpuFailed("device", "closed", "an open one", remedy="make another engine")
+            raise DeviceClosed("use of the NPU")
         self._acl("aclrtSetDevice", ctypes.c_int32(self._ordinal))
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tapeout.runtime.device import Call, Region, Use
 from tapeout.runtime.device.memory import address, zeroed
-from tapeout.runtime.errors import LibraryUnloadable, SymbolMissing, WorkersRefused
+from tapeout.runtime.errors import DeviceClosed, LibraryUnloadable, SymbolMissing, WorkersRefused
 
 BARRIER_CELLS = 8  # int64, zero at the start of each entry
 MOST_WORKERS = 256
@@ -65,11 +65,12 @@ class CpuDevice:
         self._memory: list[NDArray[np.uint8]] = []
         self._lock = threading.Lock()
         self._asked = 0  # entries handed to the workers, and so the number of the last one
-        self._done: SimpleQueue[int] = SimpleQueue()
+        self._ended = [0]  # the number of the last one that is through; `_done` only wakes who waits for it
+        self._done: SimpleQueue[None] = SimpleQueue()
         self._queues: list[Work] = [SimpleQueue() for _ in range(self.workers if self.workers > 1 else 0)]
         calls = [self._call(worker) for worker in range(len(self._queues))]
         self._threads = [threading.Thread(target=target, args=arguments, name=f"tapeout-{worker}", daemon=True)
-                         for worker, (target, arguments) in enumerate(_crew(self._queues, calls, self._done))]  # fmt: skip
+                         for worker, (target, arguments) in enumerate(_crew(self._queues, calls, self._ended, self._done))]  # fmt: skip
         for thread in self._threads:
             thread.start()
         self._stop = weakref.finalize(self, _stop, self._queues[:1])
@@ -118,26 +119,30 @@ class CpuDevice:
         if not table.count:
             return
         if not self._stop.alive:
-            raise WorkersRefused("run", "a closed device", "an open one", remedy="make another engine")
+            raise DeviceClosed("run of a table")
         start, count = address(table.launches), table.count
         with self._lock:
             if alone or not self._queues:
                 self._barrier[:] = 0
                 self._execute(start, count, 0, 1, self._barrier_address)
                 return
-            self._asked += 1
-            self._queues[0].put((start, count, self._asked))
-            self._wait()
+            self._share(start, count)
 
-    def _wait(self) -> None:
-        """Waits for the entry asked for last, whatever interrupts come meanwhile; raises the first of them afterwards."""
+    def _share(self, start: int, count: int) -> None:
+        """Hands an entry to the workers and waits for its end, whatever interrupts come meanwhile; raises the first of them afterwards."""
         interrupt: BaseException | None = None
+        self._asked += 1
+        try:
+            self._queues[0].put((start, count, self._asked))
+        except KeyboardInterrupt as error:  # raised behind the call: the entry is on its way
+            interrupt = error
         while True:
             try:
-                if self._done.get() == self._asked:
-                    break
+                self._done.get()
             except BaseException as error:
                 interrupt = interrupt or error
+            if self._ended[0] == self._asked:
+                break
         if interrupt is not None:
             raise interrupt
 
@@ -170,16 +175,17 @@ class NativeCall:
 Crew = list[tuple[Callable[..., None], tuple[object, ...]]]
 
 
-def _crew(queues: Sequence[Work], calls: Sequence[NativeCall], done: "SimpleQueue[int]") -> Crew:
+def _crew(queues: Sequence[Work], calls: Sequence[NativeCall], ended: list[int], done: "SimpleQueue[None]") -> Crew:
     """What each worker's thread runs: worker 0 hands entries on and reports their end, so that an interrupted caller leaves none half begun."""
     if not queues:
         return []
     through: SimpleQueue[None] = SimpleQueue()
     follow: Crew = [(_follow, (queue, through, call)) for queue, call in zip(queues[1:], calls[1:], strict=True)]
-    return [(_lead, (queues[0], queues[1:], through, calls[0], done)), *follow]
+    return [(_lead, (queues[0], queues[1:], through, calls[0], ended, done)), *follow]
 
 
-def _lead(queue: Work, others: Sequence[Work], through: "SimpleQueue[None]", call: NativeCall, done: "SimpleQueue[int]") -> None:
+def _lead(queue: Work, others: Sequence[Work], through: "SimpleQueue[None]", call: NativeCall, ended: list[int],
+          done: "SimpleQueue[None]") -> None:  # fmt: skip
     while (item := queue.get()) is not None:
         start, count, number = item
         call.clear()
@@ -188,7 +194,8 @@ def _lead(queue: Work, others: Sequence[Work], through: "SimpleQueue[None]", cal
         call(start, count)
         for _ in others:
             through.get()
-        done.put(number)
+        ended[0] = number
+        done.put(None)
     for other in others:
         other.put(None)
 

@@ -62,7 +62,7 @@ class NullDevice:
         self.model, self.rules, self.clock = model, rules, clock
         self.block_tokens, self._table = block_tokens, table
         self.steps = self.encoder_rows = self.decoder_prompt_rows = 0
-        slots, self._limit = table.shape[0], table.shape[1] * block_tokens
+        slots, self._limit = table.shape[0], min(table.shape[1], blocks - 1) * block_tokens
         self._cells = np.full((blocks, block_tokens), _EMPTY, np.int64)
         self._rings = np.full((2, slots, rules.ring if rules else 1, 2), _EMPTY, np.int64)  # encoder and decoder half: position, token
         self._floors = np.zeros((2, slots), np.int64)

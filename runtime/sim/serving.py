@@ -115,7 +115,7 @@ def simulated_serving(arrivals: Sequence[Arrival], scenario: ServingScenario) ->
         if not driver.has_work:
             clock.now_s = max(clock.now_s, waiting[-1].at_ms / 1e3)
         while waiting and waiting[-1].at_ms / 1e3 <= clock.now_s:
-            scheduler.roster.add(_request(waiting.pop(), number))
+            scheduler.roster.add(_request(waiting.pop(), number, scheduler.options.max_context))
             number += 1
         driver.step()
     return _summary(scheduler, scenario, clock.now_s, arrivals)
@@ -142,9 +142,9 @@ def _engine(scenario: ServingScenario) -> tuple[Clock, Scheduler, Driver]:
     return clock, scheduler, Driver(scheduler, Direct(device), scenario.in_flight)
 
 
-def _request(arrival: Arrival, number: int) -> Request:
-    """A prompt whose first tokens are those of its group, and whose rest is its own."""
-    place = np.arange(arrival.prompt_tokens)
+def _request(arrival: Arrival, number: int, most: int) -> Request:
+    """A prompt whose first tokens are those of its group, and whose rest is its own; no longer than shows that it exceeds `most` tokens."""
+    place = np.arange(min(arrival.prompt_tokens, most + 1))
     tokens = np.where(place < arrival.shared_tokens, arrival.group * 7919 + place, number * 104_729 + 3 * place + 1) % VOCABULARY
     params = SamplingParams(temperature=0, max_tokens=arrival.output_tokens, ignore_eos=True)
     return Request(f"r{number}", tuple(tokens.tolist()), params, number)

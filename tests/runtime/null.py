@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tapeout.runtime.blocks import BlockPool
-from tapeout.runtime.device.null import Clock, NullDevice, NullModel, null_answer
+from tapeout.runtime.device.null import Clock, NullDevice, NullModel, Prepared, null_answer
 from tapeout.runtime.disk import DiskTier
 from tapeout.runtime.driver import Background, Direct, Driver
 from tapeout.runtime.params import SamplingParams
@@ -16,6 +16,7 @@ from tapeout.runtime.replay import Mode, ReplayRules
 from tapeout.runtime.request import Event, FinishedEvent, ImageSpan, Request, Status
 from tapeout.runtime.scheduler import Scheduler, SchedulerOptions
 from tapeout.runtime.state import SnapshotStore
+from tapeout.runtime.step import StepResult
 from tapeout.runtime.trace import Recorder
 
 EOS = 1
@@ -91,6 +92,20 @@ def serving(
     device = NullDevice(NullModel(**{"vocabulary": VOCABULARY, "drafts": drafts, **(model or {})}), table, blocks, block_tokens, rules, clock)
     runner = Background(device) if background else Direct(device)
     return Serving(scheduler, device, Driver(scheduler, runner, depth), clock, index)
+
+
+class Dying(NullDevice):
+    """Ends its thread in step 3, without a word: of the requests in it nothing more is known."""
+
+    is_dead = False
+
+    def execute(self, prepared: Prepared) -> StepResult:
+        if self.steps == 3 and not self.is_dead:
+            self.is_dead = True
+            step = prepared.step
+            self._broken |= {*zip(step.slots.tolist(), step.epochs.tolist(), strict=True), *((p.slot, p.epoch) for p in step.pieces)}
+            raise SystemExit
+        return super().execute(prepared)
 
 
 def prompt(length: int, salt: int = 0) -> list[int]:

@@ -98,6 +98,15 @@ def test_a_link_is_followed_and_a_place_below_a_file_refused(tmp_path: Path) -> 
             write_toy(place)
 
 
+NO_PATHS = [("a\0b", "embedded null byte"), ("\ud800", "surrogates not allowed"), ("x" * 5000, "File name too long")]
+
+
+@pytest.mark.parametrize(("name", "found"), NO_PATHS, ids=["null", "surrogate", "long"])
+def test_what_is_no_path_is_refused(name: str, found: str) -> None:
+    with pytest.raises(ArtifactUnwritable, match=rf"\[A113\] .* - found .*{found}, expected the path of a folder"):
+        write_toy(name)  # type: ignore[arg-type]
+
+
 def test_writers_of_one_folder_take_turns(tmp_path: Path) -> None:
     """Eight at once: every one succeeds, one whole artifact stays, and nothing beside it."""
     with ThreadPoolExecutor(8) as pool:

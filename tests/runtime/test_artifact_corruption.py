@@ -15,6 +15,7 @@ import pytest
 
 from tapeout.runtime import errors
 from tapeout.runtime.artifact import canonical_json, load_artifact, manifest_identity
+from tapeout.runtime.artifact_set import open_artifact
 from tapeout.runtime.errors import ArtifactError
 
 Json = Any
@@ -106,12 +107,25 @@ def test_every_file_changed_or_gone(copy: Path, name: str) -> None:
     assert refusal(copy).code == "A107"
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"schema": 1}', b'{"schema": 1, "schema": 1}'])
+NONE = [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"schema": 1}', b'{"schema": 1, "schema": 1}', b"[" * 100_000, b'{"schema":' * 100_000]
+
+
+@pytest.mark.parametrize("content", NONE, ids=lambda content: repr(content[:24]))
 def test_a_manifest_that_is_none(copy: Path, content: bytes) -> None:
     (copy / "manifest.json").write_bytes(content)
     assert refusal(copy).code in ("A102", "A104")
+    with pytest.raises(ArtifactError):
+        open_artifact(copy)
     (copy / "manifest.json").unlink()
     assert refusal(copy).code == "A102"
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_numbers_that_json_does_not_have(copy: Path, number: str) -> None:
+    content = (copy / "manifest.json").read_text()
+    assert '"ratio": 0.5' in content
+    (copy / "manifest.json").write_text(content.replace('"ratio": 0.5', f'"ratio": {number}'))
+    assert f"[A102] the artifact has no readable manifest - {copy / 'manifest.json'} - found {number} is no number of JSON" in str(refusal(copy))
 
 
 # -- lies: sealed again after the change, so only what they say is wrong

@@ -18,7 +18,17 @@ from tapeout.runtime.device import ascend, open_device
 from tapeout.runtime.device.ascend import AscendDevice, argument_block, load_acl
 from tapeout.runtime.device.ascend_sim import AscendSimDevice
 from tapeout.runtime.engine import Engine, EngineOptions
-from tapeout.runtime.errors import ChipMismatch, MemoryRefused, NpuFailed, NpuMissing, ObjectMissing, SymbolMissing, TargetMissing
+from tapeout.runtime.errors import (
+    ChipMismatch,
+    DeviceClosed,
+    MemoryRefused,
+    NpuFailed,
+    NpuMissing,
+    ObjectMissing,
+    OptionRefused,
+    SymbolMissing,
+    TargetMissing,
+)
 from tapeout.runtime.params import SamplingParams
 from tapeout.runtime.weights import bind_weights
 from tests.runtime import toy as model
@@ -144,7 +154,7 @@ def test_refusals(folder: Path, acl: FakeAcl) -> None:
         device.run(device.table([]))
     acl.refuses = set()
     device.close()
-    with pytest.raises(NpuFailed, match="make another engine"):
+    with pytest.raises(DeviceClosed, match="make another engine"):
         device.memory(1, "late")
     acl.refuses = {"aclrtBinaryLoadFromFile"}
     with pytest.raises(ObjectMissing, match="an object that this NPU loads"):
@@ -163,3 +173,5 @@ def test_which_device_takes_the_artifact(folder: Path) -> None:
     for name in ("cpu", "cuda"):
         with pytest.raises(TargetMissing, match="found ascend950"):
             open_artifact(folder, name)  # type: ignore[arg-type]
+    with pytest.raises(OptionRefused, match=r"\[Q105\] .* - device - found 'gpu', expected cpu, cuda, ascend, ascend-sim"):
+        open_artifact(folder, "gpu")  # type: ignore[arg-type]

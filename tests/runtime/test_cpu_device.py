@@ -12,7 +12,7 @@ import pytest
 from tapeout.runtime.device import Call
 from tapeout.runtime.device.cpu import CpuDevice, LaunchTable, launch_table
 from tapeout.runtime.device.memory import address, typed, zeroed
-from tapeout.runtime.errors import LibraryUnloadable, MemoryRefused, SymbolMissing, WorkersRefused
+from tapeout.runtime.errors import DeviceClosed, LibraryUnloadable, MemoryRefused, SymbolMissing, WorkersRefused
 from tests.runtime.toy import library
 
 
@@ -135,7 +135,7 @@ def test_a_closed_device_says_so(path: Path) -> None:
     table = addition(device, a, a, a, count)
     device.close()
     device.close()
-    with pytest.raises(WorkersRefused, match="a closed device"):
+    with pytest.raises(DeviceClosed, match=r"\[D114\] the device is closed - run of a table - make another engine"):
         device.run(table)
 
 
@@ -151,28 +151,44 @@ def test_abandoned_devices_end_their_threads(path: Path) -> None:
 
 
 class Interrupted:
-    """A queue whose first waiter is interrupted."""
+    """A queue of which one call is interrupted: before it, or just behind it."""
 
-    def __init__(self, queue: Any) -> None:
-        self._queue, self._calls = queue, 0
+    def __init__(self, queue: Any, call: str, is_behind: bool) -> None:
+        self._queue, self._interrupts, self._is_behind = queue, [call], is_behind
+
+    def _called(self, name: str, *arguments: Any) -> Any:
+        interrupts = name in self._interrupts
+        if interrupts:
+            self._interrupts.remove(name)
+        found = None if interrupts and not self._is_behind else getattr(self._queue, name)(*arguments)
+        if interrupts:
+            raise KeyboardInterrupt
+        return found
 
     def get(self) -> Any:
-        self._calls += 1
-        if self._calls == 1:
-            raise KeyboardInterrupt
-        return self._queue.get()
+        return self._called("get")
+
+    def put(self, item: Any) -> None:
+        self._called("put", item)
 
 
-def test_an_interrupt_is_raised_when_every_worker_is_through(path: Path) -> None:
+@pytest.mark.parametrize(("queue", "call", "is_behind"), [("_done", "get", False), ("_done", "get", True), ("_queues", "put", True)])
+def test_an_interrupt_is_raised_when_every_worker_is_through(path: Path, queue: str, call: str, is_behind: bool) -> None:
     """The device is then as good as before: no worker waits at a barrier for one that never comes."""
     device = CpuDevice(path, 2)
-    a, b, out = int32([1, 2, 3]), int32([10, 20, 30]), int32([0, 0, 0])
-    table = launch_table([device.kernel("toy_add")], [[address(a), address(b), address(out), address(int32([3]))]])
-    device._done = Interrupted(device._done)  # type: ignore[assignment]
+    a, b, out, count = int32([1, 2, 3]), int32([10, 20, 30]), int32([0, 0, 0]), int32([3])
+    table = launch_table([device.kernel("toy_add")], [[address(a), address(b), address(out), address(count)]])
+    if queue == "_done":
+        device._done = Interrupted(device._done, call, is_behind)  # type: ignore[assignment]
+    else:
+        device._queues[0] = Interrupted(device._queues[0], call, is_behind)  # type: ignore[call-overload]
     with pytest.raises(KeyboardInterrupt):
         device.run(table)
-    for _ in range(3):
+    assert out.tolist() == [11, 22, 33], "the entry has ended"
+    for i in range(3):
+        a[:] = i
         device.run(table)
+        assert out.tolist() == [10 + i, 20 + i, 30 + i]
     device.close()
 
 

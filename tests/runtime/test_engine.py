@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from tapeout.runtime.engine import Engine, EngineOptions
-from tapeout.runtime.errors import BatchRefused, BlocksExhausted, OptionRefused, ParameterUnsupported, PromptRefused, RequestTaken, SlotBusy
+from tapeout.runtime.errors import (
+    BatchRefused,
+    BlocksExhausted,
+    OptionRefused,
+    ParameterUnsupported,
+    PromptRefused,
+    RequestsMismatched,
+    RequestTaken,
+    SlotBusy,
+)
 from tapeout.runtime.params import SamplingParams, branch_seed
 from tapeout.runtime.request import Event, FinishedEvent, TokenEvent
 from tests.runtime.toy import (
@@ -188,7 +197,7 @@ def test_randomness_is_a_function_of_seed_and_position(engine: Engine) -> None:
     assert engine.take("late").outputs[0].token_ids == alone
 
 
-def test_unseeded_requests_draw_and_report_their_own_seed(engine: Engine) -> None:
+def test_r34_unseeded_requests_draw_and_report_their_own_seed(engine: Engine) -> None:
     params = SamplingParams(temperature=1, max_tokens=8, ignore_eos=True)
     names = [engine.submit(prompt(5), params) for _ in range(8)]
     drain(engine)
@@ -199,7 +208,7 @@ def test_unseeded_requests_draw_and_report_their_own_seed(engine: Engine) -> Non
     assert again == results[3].outputs[0].token_ids
 
 
-def test_a_greedy_row_beside_seeded_rows_is_greedy(engine: Engine) -> None:
+def test_r35_a_greedy_row_beside_seeded_rows_is_greedy(engine: Engine) -> None:
     for seed in range(4):
         engine.submit(prompt(5), SamplingParams(temperature=1, seed=seed, max_tokens=9))
     engine.submit(prompt(5), SamplingParams(temperature=0, max_tokens=9), "greedy")
@@ -378,6 +387,18 @@ def test_a_stop_string_ends_a_request_and_is_not_part_of_its_text(engine: Engine
     assert "".join(shown) == text[:at] and shown[0] == "", "the longest stop string but one letter is held back"
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_an_aborted_request_has_the_text_that_was_held_back(engine: Engine, n: int) -> None:
+    engine.detokenizer = Letters
+    engine.submit(prompt(5), SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop=["never there"], n=n), "r")
+    for _ in range(5):
+        engine.step()
+    engine.abort("r")
+    drain(engine)
+    for output in engine.take("r").outputs:
+        assert len(output.token_ids) >= 3 and output.text == "".join(chr(97 + token % 26) for token in output.token_ids)
+
+
 def test_several_answers_to_one_prompt(engine: Engine) -> None:
     engine.submit(prompt(9), SamplingParams(temperature=1, seed=3, n=3, max_tokens=6, ignore_eos=True), "r")
     events = drain(engine)
@@ -425,9 +446,14 @@ def test_defect_6_submit_refuses_at_the_door(engine: Engine) -> None:
     drain(engine)
 
 
+def test_parameters_are_sampling_parameters(engine: Engine) -> None:
+    with pytest.raises(RequestsMismatched, match=r"\[Q103\].* - params - found dict, expected SamplingParams"):
+        engine.submit([3], {"temperature": 0})  # type: ignore[arg-type]
+
+
 WRONG_OPTIONS = [
     {"cache_blocks": 1}, {"chunk_tokens": 0}, {"chunk_tokens": True}, {"cache_blocks": 2.0}, {"drafts": 1}, {"asynchronous": 1}, {"step_ms": 0},
-    {"max_wait_ms": "1"},
+    {"max_wait_ms": "1"}, {"decode_times": 5}, {"record_drafts": True},
 ]  # fmt: skip
 
 

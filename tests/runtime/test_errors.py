@@ -28,6 +28,13 @@ def test_messages_have_one_shape() -> None:
     assert str(errors.SlotBusy("slot 1")) == "[B102] the sequence slot is not free - slot 1 - use another slot, or end its request first"
 
 
+def test_values_are_cut_where_they_are_long_and_never_fail_to_print() -> None:
+    error = errors.ParameterRange("n", 10**5000, "1 to 128")
+    assert "found an int that is too long to print (int), expected 1 to 128" in str(error) and error.value == 10**5000
+    assert len(str(errors.ParameterType("n", "x" * 10_000, "a number"))) < 500
+    assert "found 'x' (str)" in str(errors.ParameterType("n", "x", "a number"))
+
+
 def test_many_problems_are_counted() -> None:
     error = FieldsRefused("file", [f"p{i}" for i in range(8)])
     assert "found p0; p1; p2; p3; p4; and 3 more - " in str(error) and len(error.problems) == 8

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from tapeout.runtime.device.null import NullDevice, Prepared
 from tapeout.runtime.disk import DiskTier
 from tapeout.runtime.request import Event
-from tapeout.runtime.step import StepResult
-from tests.runtime.null import Serving, prompt, serving, terminal
+from tests.runtime.null import Dying, Serving, prompt, serving, terminal
 
 WAYS: list[dict[str, Any]] = [
     {"depth": 0}, {"depth": 1}, {"depth": 2}, {"depth": 1, "background": True}, {"depth": 1, "drafts": 5}, {"depth": 0, "drafts": 5},
@@ -29,6 +27,7 @@ def healthy(s: Serving, names: list[str], events: list[Event]) -> None:
     s.assert_empty()
     if hasattr(s.driver.device, "_thread"):
         s.driver.device.close()  # type: ignore[attr-defined]
+        assert not s.driver.device._thread.is_alive()
 
 
 def others(s: Serving, count: int = 5) -> list[str]:
@@ -106,20 +105,6 @@ def test_damaged_entries_count_as_absent_and_are_counted(
     gauges = s.scheduler.gauges()
     assert gauges["snapshots_damaged"] + gauges["disk_damaged"] > 0
     healthy(s, [*names, "first", "second"], events)
-
-
-class Dying(NullDevice):
-    """Ends its thread in step 3, without a word: of the requests in it nothing more is known."""
-
-    is_dead = False
-
-    def execute(self, prepared: Prepared) -> StepResult:
-        if self.steps == 3 and not self.is_dead:
-            self.is_dead = True
-            step = prepared.step
-            self._broken |= {*zip(step.slots.tolist(), step.epochs.tolist(), strict=True), *((p.slot, p.epoch) for p in step.pieces)}
-            raise SystemExit
-        return super().execute(prepared)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tapeout.runtime.errors import PromptRefused, RequestsMismatched
+from tapeout.runtime.errors import PromptRefused, RequestsMismatched, RequestTaken, SlotBusy
 from tapeout.runtime.llm import LLM
 from tapeout.runtime.params import SamplingParams, request_seed
-from tests.runtime.toy import MAX_CONTEXT, toy_answer, toy_engine
+from tests.runtime.toy import MAX_CONTEXT, MAX_SEQUENCES, toy_answer, toy_engine
 
 GREEDY = SamplingParams(temperature=0, max_tokens=5)
 
@@ -77,6 +77,33 @@ def test_text_in_and_out(llm: LLM) -> None:
     assert llm.generate("abc", GREEDY)[0].outputs[0].text == one.outputs[0].text
 
 
+def test_the_vocabulary_is_measured_once_and_not_for_every_prompt(toy: Path) -> None:
+    class Counting(Letters):
+        looks = 0
+
+        @property
+        def token_bytes(self) -> tuple[bytes, ...]:  # type: ignore[override]
+            type(self).looks += 1
+            return self.bytes_of
+
+    llm = LLM.over(toy_engine(toy), Counting())  # type: ignore[arg-type]
+    llm.generate(["a", "b", "c" * 1000], GREEDY)
+    assert Counting.looks == 1 and llm.fitting("c" * 1000) == "c" * (MAX_CONTEXT + 1)
+    llm.close()
+
+
+def test_slots_of_given_rows_that_leave_no_room_are_said_and_nothing_waits_for_ever(llm: LLM) -> None:
+    for slot in range(MAX_SEQUENCES):
+        llm.engine.forward([(slot, [3])])
+    with pytest.raises(SlotBusy, match=r"\[B102\].* - request 0 - found 5 slots and their blocks in use by forward, expected room .* - reset"):
+        llm.generate([[3]], GREEDY)
+    assert llm.engine.scheduler.roster.requests == ()
+    llm.engine.reset(2)
+    assert list(llm.generate([[3]], GREEDY)[0].outputs[0].token_ids) == toy_answer([3], 5)
+    for slot in range(MAX_SEQUENCES):
+        llm.engine.reset(slot)
+
+
 def test_nothing_asked_nothing_done(llm: LLM) -> None:
     assert llm.generate([], GREEDY) == []
 
@@ -99,7 +126,7 @@ def test_a_reported_seed_reproduces(llm: LLM) -> None:
         assert llm.generate([[3]], params.with_seed(result.seed))[0].outputs[0].token_ids == result.outputs[0].token_ids
 
 
-@pytest.mark.parametrize("prompts", [5, None, [[3], "abc!"], [[3], [99]], [[3], []], [[3], None], [[1.5]], {"a": 1}])
+@pytest.mark.parametrize("prompts", [5, None, [[3], "abc!"], [[3], [99]], [[3], []], [[3], None], [[1.5]], {"a": 1}, np.array(3), [10**5000]])
 def test_refusals_come_before_anything_runs(llm: LLM, prompts: object) -> None:
     with pytest.raises(PromptRefused):
         llm.generate(prompts, GREEDY)  # type: ignore[arg-type]
@@ -118,6 +145,26 @@ def test_parameters_pair_with_prompts(llm: LLM, params: object) -> None:
     with pytest.raises(RequestsMismatched):
         llm.generate([[3], [4]], params)  # type: ignore[arg-type]
     assert llm.engine.scheduler.roster.requests == ()
+
+
+@pytest.mark.parametrize("ids", [["kept", "new"], ["new", "kept"], None, ["twin", "twin"]])
+def test_an_id_that_is_taken_refuses_the_call_and_harms_nobody(llm: LLM, ids: list[str] | None) -> None:
+    names = ("kept", "1")
+    for name in names:
+        llm.engine.submit([3, 4], GREEDY, name)
+    with pytest.raises(RequestTaken):
+        llm.generate([[5], [6]], GREEDY, ids=ids)
+    assert llm.engine.scheduler.roster.requests == names
+    while llm.engine.has_work:
+        llm.engine.step()
+    for name in names:
+        assert list(llm.engine.take(name).outputs[0].token_ids) == toy_answer([3, 4], 5)
+
+
+@pytest.mark.parametrize("ids", [5, "ab", [1, 2], [["a"], ["b"]], ["a"]])
+def test_ids_are_a_list_of_texts(llm: LLM, ids: object) -> None:
+    with pytest.raises(RequestsMismatched, match="ids"):
+        llm.generate([[3], [4]], GREEDY, ids=ids)  # type: ignore[arg-type]
 
 
 def test_an_interrupted_call_leaves_a_clean_engine(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

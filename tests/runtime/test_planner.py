@@ -259,7 +259,7 @@ def test_short_blocks_where_long_ones_do_not_pay() -> None:
     assert set(again[-50:]) == {5}
 
 
-def test_reason_when_drafts_do_not_pay() -> None:
+def test_r36_drafts_that_do_not_pay_are_not_made_and_the_plan_says_so() -> None:
     rules = Rules(draft_ms=((0, 0.0), (5, 40.0)))
     memory, none = Memory(), np.zeros((4, 0))
     for _ in range(30):

@@ -164,7 +164,7 @@ def test_every_lookup_has_one_name() -> None:
     assert found.lookup(text[:11], image, "", "x", []).outcome is Outcome.IMAGE
     for hit in (found.lookup(text, (), "", "x", []),) * 2:
         found.count(hit)
-    assert (found.outcomes[Outcome.HIT], found.hit_tokens) == (2, 16)
+    assert found.outcomes[Outcome.HIT] == 2
 
 
 @pytest.mark.parametrize("shared", range(3 * BLOCK + 1))

@@ -308,8 +308,10 @@ def test_defects_3_and_4_an_abort_finds_a_request_wherever_it_is(depth: int, aft
         s.scheduler.roster.finish_all(name, Status.ABORTED)
     events += s.run()
     assert sorted(terminal(events)) == ["preparing", "r0", "r1", "r2", "r3"]
-    for event in events:
-        assert not isinstance(event, TokenEvent) or event.ordinal >= 0
+    for name, branch in [("preparing", 0), *((f"r{i}", branch) for i in range(4) for branch in (0, 1))]:
+        said = s.tokens(name, branch)
+        assert said == s.expected(name, branch)[: len(said)]
+        assert said == [e.token for e in events if isinstance(e, TokenEvent) and (e.request_id, e.branch) == (name, branch)]
     s.assert_empty()
 
 
@@ -344,6 +346,30 @@ def test_a_deadline_ends_a_request_waiting_or_running() -> None:
     found = {name: s.scheduler.roster.branches(name)[0] for name in ("running", "waiting", "in time")}
     assert [b.status.value for b in found.values()] == ["deadline", "deadline", "length"]
     assert len(s.tokens("running")) == 6 and s.tokens("waiting") == []
+    s.assert_empty()
+
+
+def test_a_deadline_is_of_its_request_and_not_of_a_later_one_with_its_id() -> None:
+    s = serving(model={"ms": lambda decode, rows: 10.0})
+    for deadline_ms in (100.0, None, 10_000.0):
+        s.submit("r", prompt(9), max_tokens=7, ignore_eos=True, deadline_ms=deadline_ms)
+        s.run()
+        assert s.scheduler.roster.take("r").outputs[0].finish_reason == "length"
+
+
+def test_a_line_in_which_nobody_fits_does_not_grow() -> None:
+    """A tenant at its cap, memory that is taken: those who wait are looked at in every step."""
+    s = serving(slots=4, blocks=20, tenant_sequences=1, caching=False)
+    s.submit("runs", prompt(60), max_tokens=90, ignore_eos=True, tenant="a")
+    for i in range(12):
+        s.submit(f"capped {i}", prompt(9, i), tenant="a", priority=12 - i, max_tokens=1)
+        s.submit(f"large {i}", prompt(120, i), tenant=f"t{i}", priority=i % 3, max_tokens=1)
+    line, sizes = s.scheduler.roster.waiting, []
+    for _ in range(80):
+        s.driver.step()
+        sizes.append(len(line._fair) + len(line._oldest))
+    assert len(line) == 24 and max(sizes) <= 3 * 24, sizes
+    s.run()
     s.assert_empty()
 
 

@@ -40,6 +40,11 @@ def test_caching_saves_rows_and_memory_bounds_it() -> None:
     assert tight["preemptions"] > 0 and tight["evictions"] > 0 and tight["requests_finished"] == {"length": 60}
 
 
+def test_a_prompt_beyond_every_context_ends_as_such_and_is_never_made() -> None:
+    found = simulated_serving([Arrival(0.0, 2**31 - 1, 5), Arrival(1.0, 1024, 5), Arrival(2.0, 1025, 5)], SMALL)
+    assert found["requests_finished"] == {"length": 1, "prompt_length_exceeded": 2}
+
+
 def test_recorded_arrivals(tmp_path: Path) -> None:
     file = tmp_path / "load.jsonl"
     file.write_text('{"at_ms": 9, "prompt_tokens": 5, "output_tokens": 2}\n\n{"at_ms": 1.5, "prompt_tokens": 4, "output_tokens": 0, "group": 2}\n')

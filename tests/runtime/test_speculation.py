@@ -81,6 +81,19 @@ def test_drafts_change_no_token(toy: Path, told: dict[int, list[int]], right: fl
     assert verified > 0 and (won == 0 if right == 0 else won == verified if right == 1 and not asynchronous else 0 < won <= verified)
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_sequence_as_long_as_the_pool_ends_with_the_context(toy: Path, told: dict[int, list[int]], asynchronous: bool) -> None:
+    engine = toy_engine(toy, drafts=True, asynchronous=asynchronous, cache_blocks=5)
+    foretell(engine, told, 1.0)
+    engine.submit(ASKED[1][0], SamplingParams(temperature=1, seed=1, max_tokens=50, ignore_eos=True), "r")
+    while engine.has_work:
+        engine.step()
+    (answer,) = engine.take("r").outputs
+    engine.close()
+    assert (answer.stop_reason, answer.error) == ("max_context", None)
+    assert list(answer.token_ids) == told[1][len(ASKED[1][0]) : 17]
+
+
 def test_right_drafts_spare_steps(toy: Path, told: dict[int, list[int]]) -> None:
     steps = []
     for right in (0.0, 1.0):

@@ -59,6 +59,17 @@ def test_prometheus_text_is_well_formed_and_adds_up() -> None:
     assert len(re.findall("# TYPE (.+) ", text)) == len(set(re.findall("# TYPE (.+) ", text)))
 
 
+def test_prometheus_numbers_lose_no_digit() -> None:
+    statistics = Statistics()
+    statistics.ttft_ms.observe(12_345_678.5)
+    statistics.ttft_ms.observe(1.25)
+    statistics.hit_tokens.observe(1_000_000)
+    text = statistics.prometheus(disk_bytes=16_384_123_457, planned_ms=0.1)
+    assert "tapeout_ttft_ms_sum 12345679.75\n" in text, "small times count beside large sums: their rate is what is looked at"
+    assert "tapeout_disk_bytes 16384123457\n" in text and "tapeout_planned_ms 0.1\n" in text
+    assert 'tapeout_hit_tokens_bucket{le="1048576"} 1\n' in text and 'tapeout_ttft_ms_bucket{le="0.1"} 0\n' in text
+
+
 def test_gauges_say_what_holds_now() -> None:
     s = serving(slots=2, blocks=30)
     for i in range(3):
@@ -70,6 +81,15 @@ def test_gauges_say_what_holds_now() -> None:
     assert json.loads(s.scheduler.statistics.json_line(**gauges))["waiting"] == 1
     assert "tapeout_blocks_unpromised 25\n" in s.scheduler.statistics.prometheus(**gauges)
     s.run()
+
+
+def test_a_trace_keeps_requests_apart_whose_ids_come_again() -> None:
+    recorder = Recorder()
+    for at, name in enumerate(["a", "b", "a", "c"]):
+        recorder.arrived(name, float(at), 3)
+        recorder.finished(name, at + 0.5, "length", 1)
+    tracks = [(event["args"]["name"], event["tid"]) for event in recorder.document()["traceEvents"] if event["name"] == "thread_name"]
+    assert tracks == [("a", 1), ("b", 2), ("c", 3)]
 
 
 def test_a_trace_tells_each_request_and_each_step(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from tapeout.runtime.artifact import Derived, Rotary, TokenMap, WeightOperand, W
 from tapeout.runtime.device.memory import address
 from tapeout.runtime.errors import (
     ScaleTooLarge,
+    ScaleTooSmall,
     TableUnavailable,
     TensorMismatch,
     TensorMissing,
@@ -72,6 +73,7 @@ def test_widening_counts_as_the_element_it_makes() -> None:
         (part("values", "bf16", (2, 2, 3), "w", "b", transforms=("stack",)), TransformRefused, "equal shapes"),
         (part("values", "bf16", (2, 2, 3), "w", "gone", transforms=("stack",)), TensorMissing, "gone"),
         (part("scales", "i8", (1, 3, 16), "zero", transforms=("panels:16",)), ZeroScales, "zero - found byte 0"),
+        (part("scales", "i8", (3, 2), "zero"), ZeroScales, "zero - found byte 0"),
     ],
 )
 def test_misfits_are_refused(wanted: WeightPart, error: type[WeightsError], words: str) -> None:
@@ -95,6 +97,23 @@ def test_scales_beyond_what_kernels_take_are_refused(transforms: tuple[str, ...]
     assert str(refused.value) == (
         "[W108] a scale is larger than the artifact's kernels can multiply by - s - found byte 166 (2^39), expected at most byte 165 (2^38) - "
         "repair the checkpoint, or compile with tuning rows that set override to 0"
+    )
+
+
+@pytest.mark.parametrize(("cells", "least", "found"), [
+    ([0, 35, 127], 35, None), ([0, 34, 127], 35, 34), ([1, 0, 35], 35, 1), ([255, 35, 0], 35, None), ([1, 2, 3], None, None),
+])  # fmt: skip
+def test_scales_below_what_kernels_take_are_refused_but_for_those_of_zeros(cells: list[int], least: int | None, found: int | None) -> None:
+    scales = part("scales", "i8", (1, 3), "s").model_copy(update={"least_scale": least})
+    stored = Tensors(s=np.array([cells], dtype=np.uint8))
+    if found is None:
+        assert bind_weights([operand(scales)], stored).parts["op", "scales"].tolist() == [cells]
+        return
+    with pytest.raises(ScaleTooSmall) as refused:
+        bind_weights([operand(scales)], stored)
+    assert str(refused.value) == (
+        f"[W109] a scale is smaller than the artifact's kernels can multiply by - s - found byte {found} (2^{found - 127}), expected byte 0 (a group "
+        "of zeros) or at least byte 35 (2^-92) - repair the checkpoint, or compile with tuning rows that set override to 0"
     )
 
 
