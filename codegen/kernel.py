@@ -50,7 +50,9 @@ class Request:
         return dict(self.attributes)[name]
 
     def of(self, op: str) -> dict[str, Any]:
-        """Attributes of the (only) op called `op` in a fused group."""
+        """Attributes of the op called `op`: the request's own, or those of the only one of a fused group."""
+        if self.op == op:
+            return dict(self.attributes)
         found = [dict(attributes) for name, attributes in self.body if name == op]
         if len(found) != 1:
             raise KernelError(f"{self.op} holds {len(found)} ops called {op}, expected one")
@@ -86,10 +88,8 @@ class Workspace:
     elements: Callable[[int], int]
 
 
-ALL_SCALES = 254
-"""The largest E8M0 byte that is a number: 2^127."""
-SMALLEST_SCALE = 0
-"""The smallest E8M0 byte: 2^-127. Quantizers write it where all of a group is 0."""
+EVERY_SCALE = (0, 254)
+"""The smallest and the largest E8M0 byte that is a number: 2^-127, which quantizers write where all of a group is 0, and 2^127."""
 
 
 @dataclass(frozen=True)

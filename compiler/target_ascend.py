@@ -12,7 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from tapeout.codegen.kernel import ALL_SCALES, SMALLEST_SCALE
+from tapeout.codegen.kernel import EVERY_SCALE
 from tapeout.codegen.lower_to_tile import TileKernel
 from tapeout.codegen.select_kernels import Choice
 from tapeout.compiler.cache import Cache, key_of
@@ -74,7 +74,7 @@ class AscendTarget:
         return facts.cube_cores if has_products(kernel.text) else facts.vector_cores
 
     def scale_limits(self, choice: Choice) -> tuple[int, int]:
-        return SMALLEST_SCALE, ALL_SCALES
+        return EVERY_SCALE
 
     def build(self, kernels: Sequence[TileKernel], settings: Settings, store: Cache, progress: Progress) -> Built:
         made, compiled = lowered_kernels(kernels, self.name, store, settings.jobs, progress)

@@ -4,7 +4,7 @@ import importlib.metadata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tapeout.codegen.kernel import ALL_SCALES, SMALLEST_SCALE
+from tapeout.codegen.kernel import EVERY_SCALE
 from tapeout.codegen.lower_to_tile import TileKernel
 from tapeout.codegen.select_kernels import Choice
 from tapeout.compiler.cache import Cache
@@ -41,7 +41,7 @@ class CpuTarget:
         return None
 
     def scale_limits(self, choice: Choice) -> tuple[int, int]:
-        return SMALLEST_SCALE, ALL_SCALES
+        return EVERY_SCALE
 
     def build(self, kernels: Sequence[TileKernel], settings: Settings, store: Cache, progress: Progress) -> Built | None:
         objects, compiled = kernel_objects(kernels, settings.cpu, store, settings.jobs, progress)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import cast
 
-from tapeout.codegen.kernel import ALL_SCALES, SMALLEST_SCALE, Layout, parts
+from tapeout.codegen.kernel import EVERY_SCALE, Layout, parts
 from tapeout.codegen.select_kernels import Choice, choices_of, kernel_of
 from tapeout.compiler.programs import NAMES, is_entry_point
 from tapeout.dialects._mlir import func, ir
@@ -28,7 +28,6 @@ WIDTH = {**BITS, "i8": 8, "f4E2M1FN": 8}
 
 
 Limits = tuple[int, int]
-EVERY: Limits = (SMALLEST_SCALE, ALL_SCALES)
 
 
 @dataclass
@@ -47,7 +46,7 @@ def weights_of(
     numbers = _argument_views(module)
     return Weights(
         operands=tuple(
-            _operand(name, source, numbers[name], wants.layouts.get(name, Layout()), wants.limits.get(name, EVERY), config)
+            _operand(name, source, numbers[name], wants.layouts.get(name, Layout()), wants.limits.get(name, EVERY_SCALE), config)
             for name, source in sources.items()
             if name in numbers
         )
@@ -79,7 +78,7 @@ def _collect(function: func.FuncOp, names: dict[ir.Value, str], limits: Callable
         for i, value in enumerate(_operands(op)):
             if value in names:
                 name, layout = names[value], layouts.get(i, Layout())
-                least, most = zip(*bounds, found.limits.get(name, EVERY), strict=True)
+                least, most = zip(*bounds, found.limits.get(name, EVERY_SCALE), strict=True)
                 found.limits[name] = (max(least), min(most))
                 if found.layouts.setdefault(name, layout) != layout:
                     raise PassError(
@@ -135,7 +134,7 @@ def _operand(name: str, source: WeightSource, view: Tensor, layout: Layout, limi
 
 def _named(limits: Limits) -> dict[str, int]:
     """The limits of a part's scales that not every number keeps."""
-    named = zip(("least_scale", "most_scale"), limits, EVERY, strict=True)
+    named = zip(("least_scale", "most_scale"), limits, EVERY_SCALE, strict=True)
     return {name: found for name, found, every in named if found != every}
 
 

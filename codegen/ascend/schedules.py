@@ -64,13 +64,13 @@ def _expert_linear(request: Request) -> Schedule:
 
 
 def _rope(request: Request) -> Schedule:
-    rope = request.of("nn.rope") if request.op.startswith("nn.fused") else dict(request.attributes)
+    rope = request.of("nn.rope")
     return {"block_heads": divisor(rope["heads"], max(1, TILE_ELEMENTS // rope["width"]))}
 
 
 def _attend(request: Request) -> Schedule:
     """Heads of an instance, keys a block, and keys that a launch in front decodes at once."""
-    settings = request.of("mla.attend") if request.op.startswith("nn.fused") else dict(request.attributes)
+    settings = request.of("mla.attend")
     return {"block_heads": divisor(settings["heads"], 32), "block_keys": 128, "decoded_keys": 32}
 
 

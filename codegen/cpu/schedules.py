@@ -52,13 +52,13 @@ def _expert_linear(request: Request) -> Schedule:
 
 
 def _rope(request: Request) -> Schedule:
-    rope = request.of("nn.rope") if request.op.startswith("nn.fused") else dict(request.attributes)
+    rope = request.of("nn.rope")
     return {"block_heads": divisor(rope["heads"], max(1, 4 * TILE_ELEMENTS // rope["width"]))}
 
 
 def _attend(request: Request) -> Schedule:
     """Heads that share decoded keys, and keys a block."""
-    settings = request.of("mla.attend") if request.op.startswith("nn.fused") else dict(request.attributes)
+    settings = request.of("mla.attend")
     return {"block_heads": divisor(settings["heads"], 16), "block_keys": 16}
 
 

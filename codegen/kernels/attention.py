@@ -52,10 +52,6 @@ class _Form:
         return t.broadcast(by_head, self.keys, extent)
 
 
-def _settings(request: Request) -> dict[str, Any]:
-    return request.of("mla.attend") if request.op.startswith("nn.fused") else dict(request.attributes)
-
-
 def _cannot_attend(request: Request) -> str | None:
     q, ring = request.operands[:2]
     if not isinstance(q, Tensor) or q.number.element != "bf16":
@@ -71,7 +67,7 @@ def attend(request: Request, schedule: Schedule) -> Kernel:
 
     Grid: rows x blocks of heads (model spec 4.7, 4.9).
     """
-    settings, fused = _settings(request), request.op.startswith("nn.fused")
+    settings, fused = request.of("mla.attend"), request.op.startswith("nn.fused")
     heads, block = settings["heads"], schedule["block_heads"]
     columns = width(request.operands[0]) // heads
     form = _Form(schedule["block_keys"], *(bool(schedule.get(name)) for name in ("joined", "split", "keys_first")))

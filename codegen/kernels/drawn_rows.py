@@ -200,26 +200,25 @@ def _fitting(settings: Settings, allowed: Value, mass: Value, floor: Value) -> V
     return t.add(t.cast(fitting, "i32"), 1)
 
 
-def border(line: Line, above: Above, settings: Settings, allowed: Value | None, least: int | Value) -> tuple[Value, Value, Value]:
+def border(line: Line, settings: Settings, allowed: Value | None) -> tuple[Value, Value, Value]:
     """The least key that stays, how many stay at it, and how many there are, rank 0.
 
-    `allowed` is the mass that may lie before the last token that stays; None: only the number counts. No key below `least` is found.
+    `allowed` is the mass that may lie before the last token that stays; None: only the number counts.
     """
     held = settings.weight(line.load(t.index(0))) if allowed is not None and line.places == line.block else None
     weight: Block = lambda first: settings.weight(line.load(first)) if held is None else held  # noqa: E731
 
-    def found(keep: Callable[[Value], Value]) -> tuple[Value, Value]:
+    def found(keep: Callable[[Value], Value]) -> tuple[Value, Value | None]:
         """Tokens and mass of the keys for which `keep` holds."""
         mask: Block = lambda first: keep(line.keys(first))  # noqa: E731
-        count, mass = (line.count(mask), above.mass) if allowed is None else line.tally(mask, weight)
-        return t.add(above.count, count), mass if allowed is None else t.add(above.mass, mass)
+        return (line.count(mask), None) if allowed is None else line.tally(mask, weight)
 
     def reaches(key: Value) -> Value:
         count, mass = found(lambda keys: t.greater_equal(keys, line.across(key)))
         enough = t.greater_equal(count, settings.top_k)
         return enough if allowed is None else t.bit_or(enough, t.greater(mass, allowed))
 
-    floor = t.maximum(largest(LOWEST_KEY, WORD_BITS, reaches), least)
+    floor = largest(LOWEST_KEY, WORD_BITS, reaches)
     better, mass = found(lambda keys: t.greater(keys, line.across(floor)))
     tied = line.count(lambda first: t.equal(line.keys(first), line.across(floor)))
     stay = t.minimum(t.sub(settings.top_k, better), tied)

@@ -49,7 +49,7 @@ def rms_norm(request: Request, schedule: Schedule) -> Kernel:
     n, block_rows = width(request.operands[0]), schedule["block_rows"]
     columns = block(schedule, "block_columns", n, scale_group(request))
     fused = request.op.startswith("nn.fused")
-    epsilon = request.of("nn.rms_norm")["epsilon"] if fused else request["epsilon"]
+    epsilon = request.of("nn.rms_norm")["epsilon"]
 
     def body(*buffers: Value) -> None:
         b = bind(request, buffers)

@@ -67,11 +67,7 @@ def _cannot_rope(request: Request) -> str | None:
     x = request.operands[0]
     if not isinstance(x, Tensor) or x.number.element not in ("bf16", "f32"):
         return f"x is {x}, this kernel rotates BF16 or FP32 rows"
-    return cannot_rotate(request, _rope_of(request), request.operands[2])
-
-
-def _rope_of(request: Request) -> dict[str, Any]:
-    return request.of("nn.rope") if request.op.startswith("nn.fused") else dict(request.attributes)
+    return cannot_rotate(request, request.of("nn.rope"), request.operands[2])
 
 
 @family("nn.rope", "nn.fused:rope_quantize", refuses=_cannot_rope)
@@ -80,7 +76,7 @@ def rope(request: Request, schedule: Schedule) -> Kernel:
 
     Rows of one head may come in blocks of `block_rows`.
     """
-    settings, fused = _rope_of(request), request.op.startswith("nn.fused")
+    settings, fused = request.of("nn.rope"), request.op.startswith("nn.fused")
     block_heads = block(schedule, "block_heads", settings["heads"])
     heads, columns, turned = settings["heads"], settings["width"], rotated_columns(request.operands[2])
     block_rows = schedule.get("block_rows", 1)

@@ -12,7 +12,6 @@ from tapeout.codegen.kernel import Kernel, Request, Schedule, Workspace, family,
 from tapeout.codegen.kernels.draw_pieces import in_pieces
 from tapeout.codegen.kernels.drawn_rows import (
     HIGHEST_ID,
-    Above,
     Block,
     Cells,
     Line,
@@ -78,10 +77,9 @@ def _drawn(line: Line, cells: Cells, settings: Settings, key: Value) -> Value:
     """The token with the largest scaled logit plus noise, of those that both filters leave."""
     cells.put(FLOOR, t.full([], LOWEST_KEY, "i32"))
     cells.put(LAST, t.full([], HIGHEST_ID, "i32"))
-    nothing = Above(t.full([], 0, "i32"), t.full([], 0.0))
 
     def cut(allowed: Value | None) -> None:
-        floor, stay, tied = border(line, nothing, settings, allowed, LOWEST_KEY)
+        floor, stay, tied = border(line, settings, allowed)
         cells.put(FLOOR, floor)
         cells.put(STAY, t.maximum(stay, 1))
         last = lambda: cells.put(LAST, last_of(line, floor, cells.get(STAY), line.places.bit_length()))  # noqa: E731

@@ -25,9 +25,9 @@ def waits(ptx: str, *, reads: int | None, groups: bool) -> bool:
     wait at a barrier for the one that waits, which a path does not show: there it is enough that one waits."""
     if WAIT not in ptx:
         return False
-    front = list(_in_front(_statements(ptx)))
     if groups:
-        return not any(GO in line for line in ptx.split(WAIT)[0].splitlines())
+        return GO not in ptx.partition(WAIT)[0]
+    front = list(_in_front(_statements(ptx)))
     return not any(_SHOWS.match(s) for s in front) and (reads is None or sum(bool(_READS.match(s)) for s in front) <= reads)
 
 

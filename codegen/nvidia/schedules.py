@@ -137,17 +137,17 @@ def _gate_blocks(request: Request, rows: int, segments: int) -> dict[str, int]:
 
 def _rope(request: Request, chip: Chip) -> Schedule:
     """Codes of many heads take most of the time: one warp has all columns of a row, and eight of them next to each other a thread."""
-    fused = request.op.startswith("nn.fused")
-    rope = request.of("nn.rope") if fused else dict(request.attributes)
+    rope = request.of("nn.rope")
     if rope["heads"] == 1:
         return _compiled({"block_heads": 1, "block_rows": 2}, 1)
-    if fused and rope["heads"] * rope["width"] <= CODED_COLUMNS:
+    if request.op.startswith("nn.fused") and rope["heads"] * rope["width"] <= CODED_COLUMNS:
         return _compiled({"block_heads": power(rope["heads"], rope["heads"])}, 1)
-    return _compiled(_heads(rope))
+    return _compiled(_heads(request))
 
 
-def _heads(rope: Mapping[str, Any]) -> dict[str, int]:
+def _heads(request: Request) -> dict[str, int]:
     """Heads of a block of four warps."""
+    rope = request.of("nn.rope")
     return {"block_heads": power(rope["heads"], max(1, 2 * ROW_ELEMENTS // rope["width"]))}
 
 
@@ -165,7 +165,7 @@ def _attend(request: Request, chip: Chip) -> Schedule:
     then reads both factors from shared memory."""
     if attend_sm90.why_not(request, chip) is None:
         return attend_sm90.ROW
-    settings = request.of("mla.attend") if request.op.startswith("nn.fused") else dict(request.attributes)
+    settings = request.of("mla.attend")
     keys, keys_first = (16, 0) if chip.tensor_memory_bytes else (32, 1)
     sizes = {"block_heads": power(settings["heads"], 64), "block_keys": keys}
     return _compiled({**sizes, "joined": 1, "split": 1, "keys_first": keys_first}, 8, 2)
@@ -282,7 +282,7 @@ def bucket_rows_for(chip: Chip) -> Callable[[str, Request, Schedule, int], Sched
             each = max(1, row.get("block_rows", 1))
             row = {**row, "block_rows": min(1, row.get("block_rows", 1)), "warps": max(1, row["warps"] // each)}
         if rows <= FEW_ROWS and family == "rope" and row["block_heads"] > 1:
-            row = {**row, **_compiled(_heads(request.of("nn.rope") if request.op.startswith("nn.fused") else dict(request.attributes)))}
+            row = {**row, **_compiled(_heads(request))}
         if rows <= FEW_ROWS and family == "engram_gate" and row["block_columns"] == ROW_COLUMNS and columns_of(request.operands[0]) <= HELD_STREAMS:
             row = {**row, "held": 1, "ahead": 1, "warps": 4 * row["warps"]}
         if rows <= FEW_ROWS and family in (*TOGETHER, *ALONE):

@@ -25,8 +25,6 @@ SLICE: dict[str, Any] = {"max_rows": 4096, "max_sequences": 64, "max_context": 4
 TINY: dict[str, Any] = {"max_rows": 64, "max_sequences": 8}
 STEPS = (1, 64, 256, 4096)  # rows of the steps that are timed
 SANITIZER = "compute-sanitizer"
-
-
 SECONDS = 460  # of everything
 LATE = 4  # exit code of a check that watches the time: nothing wrong, but not everything done
 WIDEST = 400  # characters of a line that is repeated

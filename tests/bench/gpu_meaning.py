@@ -26,6 +26,7 @@ import numpy as np
 from tapeout.runtime.artifact import Artifact
 from tapeout.runtime.artifact_set import open_artifact
 from tapeout.runtime.device import open_device
+from tests.bench.gpu_acceptance import LATE
 from tests.bench.meanings.cases import Case, load_cases
 from tests.bench.meanings.launch import Collector, Job, Weight
 from tests.bench.meanings.scene import Memory, fill_states, opened
@@ -35,7 +36,6 @@ ROWS = (1, 2, 13, 15, 16, 17, 63, 64, 65, 127, 128, 129, 257)  # one, primes, an
 WIDE = 5  # of so many steps, one does its products once more with scales far apart
 SHARE = 5e8  # elements of weights from which a piece of work is large enough
 NOT_IN_TIME = "not compared in time"
-LATE = 4  # exit code where nothing wrong was found in the time there was, but not everything was compared
 POISON = (0xFF, 0x7F)  # NaN and -1; ids far behind every table
 
 

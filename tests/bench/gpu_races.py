@@ -30,6 +30,7 @@ from tapeout.runtime.artifact_set import open_artifact
 from tapeout.runtime.device import Call
 from tapeout.runtime.device.cuda import CudaDevice, Loaded
 from tapeout.runtime.program import Draw, StepRows
+from tests.bench.gpu_acceptance import LATE
 from tests.bench.gpu_arrivals import ELECTED, OWN
 from tests.bench.greedy import RANDOM
 from tests.bench.meanings.scene import Memory, fill_states, loaded, opened, rows_of
@@ -38,7 +39,6 @@ MARK = "Z"  # in place of the last underscore of a symbol: no symbol has a capit
 BARRIERS = 64  # in a block; the checker follows as many as the compiler declares, and ours are made by inline assembly
 INSTANCES = 64  # of a launch that are checked: the checker is slow, and instances share nothing in shared memory
 PROCESSES, SECONDS = 6, 240
-LATE = 4  # exit code where nothing wrong was found in the time there was, but not everything was checked
 LEAST = (2026, 1)
 """The first release whose racecheck follows barriers of groups of warps on Hopper (release notes); older ones report the bytes by which Triton
 sends groups of warps to work."""

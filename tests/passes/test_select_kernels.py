@@ -2,12 +2,14 @@
 
 import pytest
 
-from tapeout.codegen.kernel import request_of
+from tapeout.codegen.kernel import KernelError, Request, request_of
 from tapeout.codegen.select_kernels import KERNEL, SelectKernels, choice_of, kernel_of, launches, schedule_of
 from tapeout.codegen.tuned_rows import TunedRow
 from tapeout.compiler.errors import ModuleRefused
 from tapeout.compiler.pipeline import run
 from tapeout.compiler.tuning import from_rows
+from tapeout.dialects.format import BF16
+from tapeout.dialects.types import Tensor
 from tapeout.passes.bucket_rows import BucketRows
 from tests.passes.modules import DRAFTS, REAL, TINY, graph, keeps_meaning
 
@@ -118,3 +120,12 @@ def test_workspace_is_the_compile_s_own() -> None:
         rows = [schedule_of(op) for op in launches(module)]
         limited = [row["workspace_bytes"] for row in rows if "workspace_bytes" in row]
         assert limited and set(limited) == {7 << 20}
+
+
+def test_attributes_of_an_op_are_those_of_the_request_or_of_its_group() -> None:
+    own, none = (("heads", 2),), (Tensor((None, 8), BF16),)
+    plain = Request("nn.rope", own, none, none)
+    group = Request("nn.fused:rope_quantize", (), none, none, (("nn.rope", own), ("nn.quantize", ())))
+    assert plain.of("nn.rope") == group.of("nn.rope") == {"heads": 2}
+    with pytest.raises(KernelError, match=r"nn.rope holds 0 ops called nn.rms_norm, expected one"):
+        plain.of("nn.rms_norm")

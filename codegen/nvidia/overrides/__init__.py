@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
-from tapeout.codegen.kernel import ALL_SCALES, SMALLEST_SCALE, Buffer, KernelError, Request, Schedule
+from tapeout.codegen.kernel import EVERY_SCALE, Buffer, KernelError, Request, Schedule
 from tapeout.codegen.nvidia.emit import EmitError, Source
 from tapeout.codegen.nvidia.facts import Chip
 from tapeout.codegen.nvidia.overrides import attend_sm90, expert_linear_sm90, linear_few_sm90, linear_many_sm90, linear_some_sm90
@@ -92,7 +92,7 @@ def scale_limits(choice: "Choice") -> tuple[int, int]:
     """The smallest and the largest E8M0 byte of its weight's scales that a choice's kernel multiplies by exactly."""
     place = dict(choice.schedule).get(OVERRIDE)
     own = _at(choice.family, place) if place else None
-    return (SMALLEST_SCALE, ALL_SCALES) if own is None else (own.LEAST_SCALE, own.MOST_SCALE)
+    return EVERY_SCALE if own is None else (own.LEAST_SCALE, own.MOST_SCALE)
 
 
 def _at(family: str, place: int) -> Override:

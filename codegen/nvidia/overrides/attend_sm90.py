@@ -6,7 +6,7 @@ two BF16 pieces. Precondition: scales of FP8 keys lie between 2^-120 and 2^127 (
 
 from collections.abc import Sequence
 
-from tapeout.codegen.kernel import ALL_SCALES, SMALLEST_SCALE, Buffer, Request, Schedule, width
+from tapeout.codegen.kernel import EVERY_SCALE, Buffer, Request, Schedule, width
 from tapeout.codegen.nvidia.emit import POINTERS, Source
 from tapeout.codegen.nvidia.facts import Chip
 from tapeout.codegen.nvidia.overrides.templates import template
@@ -34,7 +34,7 @@ CASE = Request(
 )  # fmt: skip
 CASES = ((CASE, ROW),)
 MEANINGS = ("f0cbed7985b90f3e",)
-LEAST_SCALE, MOST_SCALE = SMALLEST_SCALE, ALL_SCALES  # its scales are those of keys, not of a weight
+LEAST_SCALE, MOST_SCALE = EVERY_SCALE  # its scales are those of keys, not of a weight
 LAUNCHES = (None,)
 
 

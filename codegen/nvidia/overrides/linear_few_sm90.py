@@ -7,7 +7,7 @@ Preconditions: none on values. Scales of 32 rows of a weight are equal, because 
 
 from collections.abc import Sequence
 
-from tapeout.codegen.kernel import ALL_SCALES, SMALLEST_SCALE, Buffer, Request, Schedule
+from tapeout.codegen.kernel import EVERY_SCALE, Buffer, Request, Schedule
 from tapeout.codegen.nvidia.block_sizes import padded
 from tapeout.codegen.nvidia.emit import POINTERS, EmitError, Source
 from tapeout.codegen.nvidia.facts import Chip
@@ -28,7 +28,7 @@ EARLY_TILES = 3
 """Tiles of a warp whose words are fetched from shared memory a step early: more do not fit in registers, fewer gain nothing (measured)."""
 LEAST_WARPS = 2.5
 """Warps of a multiprocessor, on average, without which it waits more than it works."""
-LEAST_SCALE, MOST_SCALE = SMALLEST_SCALE, ALL_SCALES  # it looks at scales itself
+LEAST_SCALE, MOST_SCALE = EVERY_SCALE  # it looks at scales itself
 LAUNCHES = (None,)
 _PLAIN = {"panel": 0, "weights_first": 1, "ahead": 0, "decoded": 1, "split": 0, "group": 0, "rows_first": 0, "total_columns": 256,
           "part_columns": 256, "part_rows": 1, "override": 1, "block_m": TOKENS, "block_k": STEP, "warps": 8, "stages": 3}  # fmt: skip
