@@ -8,6 +8,7 @@ import os
 import secrets
 import stat
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from tapeout.compiler.errors import FileRefused
@@ -50,6 +51,28 @@ def check_output(path: Path, where: str) -> None:
         raise FileRefused(where, path, f"folder {folder} without permission to write", "a writable folder", "give another file")
 
 
+def check_apart(outputs: Mapping[str, Path | None], inputs: Mapping[str, Path | None]) -> None:
+    """Raises FileRefused where a file that is written would replace another one that the command names, or two inputs are standard input."""
+    named = [(option, path) for option, path in [*inputs.items(), *outputs.items()] if path is not None]
+    for place, (option, path) in enumerate(named):
+        for other, earlier in named[:place]:
+            if option in outputs and _is_one_file(path, earlier):
+                raise FileRefused(option, path, f"the file of {other}", "a file of its own", "give another file")
+            if option in inputs and str(path) == str(earlier) == "-":
+                raise FileRefused(option, path, f"standard input, which {other} reads", "an input of its own", "give a file")
+
+
+def _is_one_file(one: Path, other: Path) -> bool:
+    """Whether two names stand for one regular file, there or to be; what is wrong with either is said where it is used."""
+    try:
+        found = [_facts(path) for path in (one, other)]
+        if found[0] is None or found[1] is None:
+            return found == [None, None] and one.resolve() == other.resolve()
+        return stat.S_ISREG(found[0].st_mode) and os.path.samestat(found[0], found[1])
+    except (OSError, RuntimeError, ValueError):
+        return False
+
+
 def write_text(path: Path, content: str, where: str) -> None:
     """Writes a file whole or not at all (what is no regular file is written through). Raises FileRefused."""
     check_output(path, where)
@@ -64,6 +87,12 @@ def write_text(path: Path, content: str, where: str) -> None:
             _replace(path.resolve(), content, facts)
     except OSError as error:
         raise FileRefused(where, path, reason(error), "a file that can be written", "make room, or give another file") from None
+
+
+def is_written_whole(path: Path) -> bool:
+    """Whether `write_text` writes aside and renames: what other names beside it are then ours to use. For a path that `check_output` passes."""
+    facts = _facts(path)
+    return facts is None or not (_is_standard_output(facts) or _is_written_through(path, facts))
 
 
 def write_in_folder(folder: Path, name: str, content: str, where: str) -> None:

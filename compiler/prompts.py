@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from tapeout.runtime.errors import ParameterError, PromptRefused, RequestError, 
 from tapeout.runtime.params import SamplingParams, request_seed
 
 FIELDS = tuple(field.name for field in fields(SamplingParams))
+KNOWN = ("id", "prompt", "token_ids", *FIELDS)
 _BLANKS = b" \t\r"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_CORRECT = "correct the line: one JSON object, on one line"
 _ID = re.compile(r"[0-9]{1,18}")
 
 
@@ -108,7 +111,8 @@ def _text(line: bytes, where: str) -> str:
     try:
         return line.decode()
     except UnicodeDecodeError as error:
-        raise PromptRefused(where, f"bytes that are not UTF-8 ({error.reason}, byte {error.start})", "text in UTF-8") from None
+        found = f"bytes that are not UTF-8 ({error.reason}, byte {error.start})"
+        raise PromptRefused(where, found, "text in UTF-8", remedy="convert the file") from None
 
 
 def _json_request(line: bytes, where: str) -> _Found:
@@ -117,9 +121,11 @@ def _json_request(line: bytes, where: str) -> _Found:
     try:
         item = _object(_text(line, where), where)
         name = _own_id(item.get("id"), where)
-        unknown = sorted(set(item) - {"id", "prompt", "token_ids", *FIELDS})
+        unknown = sorted(set(item) - set(KNOWN))
         if unknown:
-            raise PromptRefused(where, f"an unknown field {_shown(unknown[0])}", f"id, prompt, token_ids, {', '.join(FIELDS)}")
+            nearest = get_close_matches(unknown[0], KNOWN, 1)
+            remedy = f"remove it, or write {nearest[0]}" if nearest else "remove it"
+            raise PromptRefused(where, f"an unknown field {_shown(unknown[0])}", ", ".join(KNOWN), remedy=remedy)
         given = {key: value for key, value in item.items() if value is not None}
         if ("prompt" in given) == ("token_ids" in given):
             raise PromptRefused(where, "both" if "prompt" in given else "neither", "an object with either `prompt` or `token_ids`")
@@ -134,15 +140,15 @@ def _object(line: str, where: str) -> dict[str, Any]:
         if len(made) < len(pairs):
             names = [name for name, _ in pairs]
             twice = next(name for name in names if names.count(name) > 1)
-            raise PromptRefused(where, f"key {_shown(twice)} twice", "each key once")
+            raise PromptRefused(where, f"key {_shown(twice)} twice", "each key once", remedy="remove one of the two")
         return made
 
     try:
         item = json.loads(line, object_pairs_hook=unique)
     except RecursionError:
-        raise PromptRefused(where, "JSON that is nested too deeply", "one object a line") from None
+        raise PromptRefused(where, "JSON that is nested too deeply", "one object a line", remedy=_CORRECT) from None
     except ValueError as error:
-        raise PromptRefused(where, f"no JSON ({error})", "one object a line") from None
+        raise PromptRefused(where, f"no JSON ({error})", "one object a line", remedy=_CORRECT) from None
     if not isinstance(item, dict):
         raise PromptRefused(where, type(item).__name__, "an object with either `prompt` or `token_ids`")
     return item
@@ -162,7 +168,7 @@ def _prompt(given: dict[str, Any], where: str) -> str | list[int]:
 
 def _own_id(value: object, where: str) -> str | None:
     if value is not None and type(value) not in (str, int):
-        raise PromptRefused(f"{where}, id", _shown(value), "text or a whole number")
+        raise PromptRefused(f"{where}, id", _shown(value), "text or a whole number", remedy="give such an id, or none")
     return None if value is None else str(value)
 
 

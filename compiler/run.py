@@ -1,29 +1,32 @@
-"""One offline run: load, generate, measure; and its results as JSON lines.
+"""One offline run: load, generate, measure, and what is told about it.
 
-A request that is refused has a line and a sentence like any other, and harms nobody. Imports the runtime only: it works where no compiler is
-installed.
+A request that is refused has a result and a sentence like any other, and harms nobody. Each result goes where results go (`result_files.py`) as soon
+as it is there. Imports the runtime only: it works where no compiler is installed.
 """
 
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tapeout.compiler.errors import FileRefused
 from tapeout.compiler.files import write_text
 from tapeout.compiler.prompts import Asked, Refused
+from tapeout.compiler.result_files import Results
+from tapeout.compiler.result_lines import GOOD_ENDS, Earlier, Ended, Line, rate, result_line, totals_line
 from tapeout.compiler.run_settings import Settings
 from tapeout.runtime.engine import Engine
 from tapeout.runtime.errors import PromptRefused, RequestError
 from tapeout.runtime.llm import LLM
-from tapeout.runtime.request import CompletionOutput, RequestOutput
+from tapeout.runtime.request import RequestOutput
 
 if TYPE_CHECKING:
     from tapeout.models.deepseek_v41.tokenizer import Tokenizer
 
-GOOD_ENDS = ("stop", "length")
 LINE_STEPS = 100  # between two lines of statistics
 
 
@@ -31,43 +34,53 @@ LINE_STEPS = 100  # between two lines of statistics
 class Run:
     """What came of each request, in order, how long loading and generating took (seconds), and the most positions of a sequence here and as compiled.
 
-    `statistics` is the engine's line of counters and quantiles, empty where nothing ran; `unwritten` says which file about the run was not written.
+    `statistics` is the engine's line of counters and quantiles, empty where nothing ran; `unwritten` says which file about the run was not written,
+    `warnings` what else surprises and costs no result.
     """
 
-    results: list[RequestOutput | Refused]
+    results: list[Ended]
     load_seconds: float
     run_seconds: float
     context: int
     max_context: int
     statistics: dict[str, Any] = field(default_factory=dict)
     unwritten: Sequence[str] = ()
+    warnings: Sequence[str] = ()
 
     @classmethod
-    def of(cls, artifact: Path, weights: Path, asked: Sequence[Asked | Refused], settings: Settings) -> "Run":
-        """Loads an artifact, completes every prompt that is not refused, and closes it; writes trace and metrics where asked for.
+    def of(cls, artifact: Path, weights: Path, asked: Sequence[Asked | Refused], settings: Settings, into: Results) -> "Run":
+        """Loads an artifact, completes every prompt that is neither refused nor done already, and closes it; results go `into` as they come.
 
-        Where every request is refused nothing is loaded.
+        Writes trace and metrics where asked for, of a run that fails as well. Where every request is refused nothing is loaded.
         """
         settings.check_files()
         refused = [one for one in asked if isinstance(one, Refused)]
         if len(refused) == len(asked):
+            for place, one in enumerate(refused):
+                into.add(place, one)
             return cls([*refused], 0.0, 0.0, 0, 0)
         started = time.perf_counter()
         llm = settings.loaded(artifact, weights)
         try:
             checked = [_checked(llm, one) for one in asked]
             loaded, log = time.perf_counter(), _Log()
-            results = _completed(llm, checked, log)
+            try:
+                results = _completed(llm, checked, log, settings, into)
+            except BaseException:
+                with suppress(Exception):  # what ended the run is worth more
+                    _write_files(settings, llm.engine, log)
+                raise
             ran = time.perf_counter() - loaded
             unwritten = _write_files(settings, llm.engine, log)
             limits = (llm.engine.context, llm.engine.artifact.manifest.options.max_context)
-            return cls(results, loaded - started, ran, *limits, llm.engine.statistics.line(**llm.engine.scheduler.gauges()), unwritten)
+            made = cls(results, loaded - started, ran, *limits, llm.engine.statistics.line(**llm.engine.scheduler.gauges()), unwritten)
         finally:
             llm.close()
+        return replace(made, warnings=_unsaved(llm.engine))
 
     @property
     def outputs(self) -> list[RequestOutput]:
-        """Results of the requests that were not refused."""
+        """Results of the requests that ran."""
         return [result for result in self.results if isinstance(result, RequestOutput)]
 
     @property
@@ -82,9 +95,19 @@ class Run:
     def summary(self) -> str:
         """One line for people."""
         return (
-            f"{len(self.results)} requests, {self.prompt_tokens} prompt tokens, {self.output_tokens} output tokens in {self.run_seconds:.2f} s "
-            f"({_rate(self.output_tokens, self.run_seconds):.0f} tokens/s); loaded in {self.load_seconds:.2f} s"
+            f"{len(self.results)} requests{self._resumed}, {self.prompt_tokens} prompt tokens, "
+            f"{self.output_tokens} output tokens in {self.run_seconds:.2f} s "
+            f"({rate(self.output_tokens, self.run_seconds):.0f} tokens/s); loaded in {self.load_seconds:.2f} s"
         )
+
+    @property
+    def _resumed(self) -> str:
+        found = sum(isinstance(result, Earlier) for result in self.results)
+        return f" ({found} of an earlier run)" if found else ""
+
+    def totals(self, asked: Sequence[Asked | Refused]) -> Line:
+        """The line with totals, which follows those of all requests."""
+        return totals_line(self, [result_line(one.id, result) for one, result in zip(asked, self.results, strict=True)])
 
 
 def _write_files(settings: Settings, engine: Engine, log: "_Log") -> list[str]:
@@ -102,6 +125,15 @@ def _write_files(settings: Settings, engine: Engine, log: "_Log") -> list[str]:
         except FileRefused as error:
             unwritten.append(str(error))
     return unwritten
+
+
+def _unsaved(engine: Engine) -> list[str]:
+    """What the folder of a cache did not take, once the engine is closed: a run with it works, and the next one finds nothing there."""
+    disk = None if engine.scheduler.prefix is None else engine.scheduler.prefix.disk
+    if disk is None or not disk.unsaved:
+        return []
+    return [f"--cache-dir {disk.folder}: found {disk.unsaved} entries that were not saved ({disk.reason}), expected a folder that can be written; "
+            "make room, or give another folder"]  # fmt: skip
 
 
 class _Log:
@@ -124,12 +156,37 @@ class _Log:
         return "".join(f"{line}\n" for line in [*self._lines, engine.statistics.json_line(**gauges)])
 
 
-def _completed(llm: LLM, checked: Sequence[Asked | Refused], watch: Callable[[Engine], None]) -> list[RequestOutput | Refused]:
-    """One result for each request, in order; text prompts are token ids by now."""
-    accepted = [one for one in checked if isinstance(one, Asked)]
-    prompts, params, ids = ([getattr(one, name) for one in accepted] for name in ("prompt", "params", "id"))
-    outputs = iter(llm.generate(prompts, params, ids=ids, watch=watch))
-    return [one if isinstance(one, Refused) else next(outputs) for one in checked]
+def _completed(
+    llm: LLM, checked: Sequence[Asked | Refused], watch: Callable[[Engine], None], settings: Settings, into: Results
+) -> list[Ended]:
+    """One result for each request, in order, each given away as it comes; text prompts are token ids by now."""
+    earlier = into.begin(_name(llm, checked, settings))
+    found: dict[int, Ended] = {}
+    for place, one in enumerate(checked):
+        if isinstance(one, Refused) or one.id in earlier:
+            found[place] = one if isinstance(one, Refused) else Earlier(earlier[one.id])
+            into.add(place, found[place])
+    left = [(place, one) for place, one in enumerate(checked) if isinstance(one, Asked) and place not in found]
+
+    def done(number: int, output: RequestOutput) -> None:
+        place = left[number][0]
+        found[place] = output
+        into.add(place, output)
+
+    prompts, params, ids = ([getattr(one, name) for _, one in left] for name in ("prompt", "params", "id"))
+    llm.generate(prompts, params, ids=ids, watch=watch, done=done)
+    return [found[place] for place in range(len(checked))]
+
+
+def _name(llm: LLM, checked: Sequence[Asked | Refused], settings: Settings) -> str:
+    """A name for what decides the tokens of a run: model, weights, requests and replay; not the device's settings, batching or drafts."""
+    digest = blake2b(digest_size=16)
+    engine = llm.engine
+    for fact in (engine.artifact.manifest.identity, engine.weights_stamp, settings.values["replay"], settings.values["keep"]):
+        digest.update(f"{fact}\n".encode())
+    for one in checked:
+        digest.update(f"{(one.id, one.prompt, one.params) if isinstance(one, Asked) else one.error}\n".encode("utf-8", "backslashreplace"))
+    return digest.hexdigest()
 
 
 def _checked(llm: LLM, one: Asked | Refused) -> Asked | Refused:
@@ -159,63 +216,18 @@ def _tokens(tokenizer: "Tokenizer", text: str, where: str) -> list[int]:
         raise PromptRefused(where, problem.found, problem.expected) from None
 
 
-# -- what is written
-
-
-def result_lines(run: Run, asked: Sequence[Asked | Refused]) -> list[dict[str, Any]]:
-    """One object a request in input order, then one with totals."""
-    lines = [_line(one.id, result) for one, result in zip(asked, run.results, strict=True)]
-    return [*lines, {"totals": _totals(run)}]
-
-
-def _line(name: str, result: RequestOutput | Refused) -> dict[str, Any]:
-    """The first answer and what is known of the request; all answers where several were asked for."""
-    if isinstance(result, Refused):
-        nothing = {"prompt_tokens": 0, "text": "", "token_ids": [], "finish_reason": "error", "stop_reason": None}
-        return {"id": name, **nothing, "error": result.error}
-    line = {"id": name, "prompt_tokens": len(result.prompt_token_ids), **_answer(result.outputs[0]), "seed": result.seed}
-    line |= {"timing": asdict(result.timing), "spec": asdict(result.speculation), "cache": asdict(result.cache)}
-    if len(result.outputs) > 1:
-        line["outputs"] = [{"index": answer.index, **_answer(answer)} for answer in result.outputs]
-    return line
-
-
-def _answer(answer: CompletionOutput) -> dict[str, Any]:
-    found: dict[str, Any] = {"text": answer.text, "token_ids": list(answer.token_ids)}
-    found |= {"finish_reason": answer.finish_reason, "stop_reason": answer.stop_reason}
-    found |= {} if answer.logprobs is None else {"logprobs": list(answer.logprobs)}
-    return found | ({} if answer.error is None else {"error": answer.error})
-
-
-def _totals(run: Run) -> dict[str, Any]:
-    steps, verified, accepted = (sum(getattr(o.speculation, name) for o in run.outputs) for name in ("steps", "verified", "accepted"))
-    return {
-        "requests": len(run.results),
-        "failed": sum(isinstance(r, Refused) or any(a.finish_reason not in GOOD_ENDS for a in r.outputs) for r in run.results),
-        "prompt_tokens": run.prompt_tokens,
-        "output_tokens": run.output_tokens,
-        "load_seconds": run.load_seconds,
-        "run_seconds": run.run_seconds,
-        "prompt_tokens_per_second": _rate(run.prompt_tokens, run.run_seconds),
-        "output_tokens_per_second": _rate(run.output_tokens, run.run_seconds),
-        "accepted_length": _rate(steps + accepted, steps),
-        "verified_per_step": _rate(verified, steps),
-        "verified_at": run.statistics.get("verified_at", []),
-        "accepted_at": run.statistics.get("accepted_at", []),
-        "hit_tokens": sum(o.cache.hit_tokens for o in run.outputs),
-        "peak_memory_bytes": peak_memory_bytes(),
-    }
+# -- what is told
 
 
 def draft_rows(run: Run) -> list[tuple[int, int, int, float]]:
     """For each place of a drafted block: its number, drafts verified there, accepted, and their share in percent."""
     places = zip(run.statistics.get("verified_at", []), run.statistics.get("accepted_at", []), strict=True)
-    return [(n, verified, won, round(100 * _rate(won, verified), 1)) for n, (verified, won) in enumerate(places, 1)]
+    return [(n, verified, won, round(100 * rate(won, verified), 1)) for n, (verified, won) in enumerate(places, 1)]
 
 
-def statistic_lines(run: Run) -> list[str]:
+def statistic_lines(run: Run, totals: Line) -> list[str]:
     """What the engine's mechanisms did, a sentence each; nothing of those that did nothing."""
-    totals, stats = _totals(run), run.statistics
+    totals, stats = totals["totals"], run.statistics
     found = []
     if stats.get("drafts_verified"):
         found.append(f"speculation: {totals['accepted_length']:.2f} tokens a step, {totals['verified_per_step']:.2f} drafts verified, "
@@ -230,26 +242,12 @@ def statistic_lines(run: Run) -> list[str]:
     return found
 
 
-def _rate(amount: float, per: float) -> float:
-    return amount / per if per else 0.0
-
-
-def peak_memory_bytes() -> int:
-    """The most memory that this process has held at a time, mapped weights included as far as they were read."""
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
-    """Writes JSON lines: a reader never sees half a file. Raises FileRefused."""
-    write_text(path, "".join(json.dumps(line) + "\n" for line in lines), "--out")
-
-
 def shortfalls(run: Run, asked: Sequence[Asked | Refused]) -> list[str]:
     """A sentence for each request that did not come to its end: place, id, finish reason, found and limit, what to do; files not written before."""
     found = list(run.unwritten)
     for one, result in zip(asked, run.results, strict=True):
+        if isinstance(result, Earlier):
+            continue
         if isinstance(one, Refused) or isinstance(result, Refused):
             refused = one if isinstance(one, Refused) else result
             found.append(f"request {one.id}: {refused.error}")  # type: ignore[union-attr]

@@ -1,6 +1,7 @@
 """Settings of `tapeout run`: each has one rule, and comes from its flag, a settings file, its environment variable, or its default, in that order.
 
-`resolved` gives one frozen object and where each value came from; nothing below reads the environment. All problems are reported together.
+`resolved` gives one frozen object and where each value came from; nothing below reads the environment. All problems are reported together. The
+rules are all that is loaded with this file, so that a command's help can quote them.
 """
 
 import json
@@ -8,13 +9,15 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapeout.compiler.errors import SettingsError
 from tapeout.compiler.files import check_output, read_text
-from tapeout.runtime.artifact_set import DEVICES
-from tapeout.runtime.llm import LLM
-from tapeout.runtime.reuse import MIB, CacheOptions
+from tapeout.runtime.device_names import DEVICES
+
+if TYPE_CHECKING:
+    from tapeout.runtime.llm import LLM
+    from tapeout.runtime.reuse import CacheOptions
 
 PREFIX = "TAPEOUT_RUN_"
 MOST = 2**31 - 1
@@ -108,8 +111,10 @@ class Settings:
     metrics: Path | None = None
     record: Path | None = None
 
-    def loaded(self, artifact: Path, weights: Path) -> LLM:
+    def loaded(self, artifact: Path, weights: Path) -> "LLM":
         """The engine of these settings. Raises TapeoutError or an InputError of `models`."""
+        from tapeout.runtime.llm import LLM
+
         own = self.values
         replay, spec = own["replay"], own["spec"]
         passed = {name: own[name] for name in ("workers", "device", "cache_blocks", "chunk_tokens", "step_ms", "asynchronous", "keep")}
@@ -117,7 +122,9 @@ class Settings:
                    replay="exact" if replay == "off" else replay, trace=self.trace is not None, record_drafts=self.record is not None,
                    **passed)  # fmt: skip
 
-    def _cache(self) -> CacheOptions | None:
+    def _cache(self) -> "CacheOptions | None":
+        from tapeout.runtime.reuse import MIB, CacheOptions
+
         own = self.values
         if not own["cache"] and own["cache_dir"] is None:
             return None
@@ -150,6 +157,8 @@ def resolved(flags: Mapping[str, Any], file: Path | None, environment: Mapping[s
         except ValueError:
             problems.append(f"{_place(name, source, file)}: found {_shown(value)}, expected {rule.expected}")
         sources[name] = source
+    if "keep" in values and sources["keep"] == "flag" and values.get("replay") == "off":  # from elsewhere it may wait for a run with replay
+        problems.append(f"--keep: found {_shown(flags['keep'])} without replay, expected --replay mask or compact beside it")
     if problems:
         raise SettingsError(problems)
     return Settings(values, sources, **files)

@@ -5,14 +5,12 @@ A set is written whole or not at all. What is inside each folder is `artifact.py
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal, get_args
 
 from tapeout.runtime.artifact import MANIFEST, Artifact, ArtifactData, load_artifact, parsed_json, write_artifact
 from tapeout.runtime.artifact_place import replacing
+from tapeout.runtime.device_names import DEVICES, DeviceName
 from tapeout.runtime.errors import ArtifactFolderMissing, OptionRefused, TapeoutError, TargetMissing, shown
 
-DeviceName = Literal["cpu", "cuda", "ascend", "ascend-sim"]
-DEVICES: tuple[DeviceName, ...] = get_args(DeviceName)
 CHIPS = {"sm90": (9, 0), "sm100": (10, 0), "sm103": (10, 3)}
 """Compute capabilities of the targets that are GPUs."""
 

@@ -41,7 +41,9 @@ class DiskTier:
 
     def __init__(self, folder: str | Path, budget_bytes: int) -> None:
         self.folder, self.budget_bytes = Path(folder), budget_bytes
-        self.bytes = self.written = self.read = self.damaged = self.evicted = self.failed = 0
+        self.bytes = self.written = self.read = self.damaged = self.evicted = self.failed = self.unsaved = 0
+        self.reason = ""
+        """Why the last entry was not saved."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             found = _listed(self.folder)
@@ -60,7 +62,7 @@ class DiskTier:
         return _name(kind, key) in self._sizes
 
     def put(self, kind: Kind, key: bytes, payload: bytes, lineage: int | None, session: str = "") -> None:
-        """Stores an entry, unless it is there. A full disk is no error: the entry is then not stored, and `failed` counts it."""
+        """Stores an entry, unless it is there. A full disk is no error: the entry is then not stored, and `failed` and `unsaved` count it."""
         name, tag = _name(kind, key), session.encode()
         size = _HEADER.size + len(tag) + len(payload)
         if name in self._sizes or size > self.budget_bytes:
@@ -71,8 +73,8 @@ class DiskTier:
             with aside.open("wb") as file:
                 file.writelines((header, tag, payload))
             aside.replace(self.folder / name)
-        except OSError:
-            self.failed += 1
+        except OSError as error:
+            self.failed, self.unsaved, self.reason = self.failed + 1, self.unsaved + 1, error.strerror or type(error).__name__
             with suppress(OSError):
                 aside.unlink()
             return

@@ -20,7 +20,16 @@ from tapeout.runtime.blocks import BlockPool
 from tapeout.runtime.cost import DecodeTable
 from tapeout.runtime.device import open_device
 from tapeout.runtime.driver import Background, Direct, Driver
-from tapeout.runtime.errors import BatchRefused, OptionRefused, ParameterUnsupported, PromptRefused, RequestsMismatched, SlotBusy, shown
+from tapeout.runtime.errors import (
+    BatchRefused,
+    OptionRefused,
+    ParameterRange,
+    ParameterUnsupported,
+    PromptRefused,
+    RequestsMismatched,
+    SlotBusy,
+    shown,
+)
 from tapeout.runtime.measure import step_times
 from tapeout.runtime.params import SAMPLER_FIELDS, SamplingParams, unmet
 from tapeout.runtime.prefix import PrefixIndex
@@ -101,7 +110,7 @@ class Engine:
     """Requests in, events out. Not thread safe. `forward`, `draft` and `reset` run given rows without a request, for tests."""
 
     def __init__(self, artifact: Artifact, weights: BoundWeights, options: EngineOptions | None = None) -> None:
-        self.artifact, self.options = artifact, options or EngineOptions()
+        self.artifact, self.options, self.weights_stamp = artifact, options or EngineOptions(), weights.stamp
         self.device = open_device(artifact, self.options.workers, simulated=self.options.simulated)
         try:
             self._set_up(artifact, weights)
@@ -188,7 +197,7 @@ class Engine:
     def check_params(self, params: SamplingParams, request_id: str | None = None) -> None:
         """Refuses parameters that the compiled sampler cannot honour: raises ParameterUnsupported, never ignores one.
 
-        Raises RequestsMismatched for what is no SamplingParams.
+        Raises RequestsMismatched for what is no SamplingParams, and ParameterRange for a stop token that no token can be.
         """
         if not isinstance(params, SamplingParams):
             raise RequestsMismatched("params", type(params).__name__, "SamplingParams")
@@ -196,6 +205,9 @@ class Engine:
         if found is not None:
             off = "auto or off, as this engine verifies no drafts (--spec)" if found[0] == "spec" else f"{found[2]!r}, which is off"
             raise ParameterUnsupported(found[0], found[1], off, request_id=request_id)
+        strange = next((token for token in params.stop_token_ids if token >= self.vocabulary), None)
+        if strange is not None:
+            raise ParameterRange("stop_token_ids", strange, f"ids of the vocabulary, 0 to {self.vocabulary - 1}", request_id=request_id)
         if params.stop and self.detokenizer is None:
             raise ParameterUnsupported("stop", params.stop, "(), as this engine has no tokenizer", request_id=request_id)
 

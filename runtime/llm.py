@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from tapeout.runtime.artifact import Artifact
-from tapeout.runtime.artifact_set import DeviceName, open_artifact
+from tapeout.runtime.artifact_set import open_artifact
+from tapeout.runtime.device_names import DeviceName
 from tapeout.runtime.engine import Engine, EngineOptions
 from tapeout.runtime.errors import OptionRefused, OtherModel, PromptRefused, RequestsMismatched, RequestTaken, shown
 from tapeout.runtime.params import SamplingParams, request_seed
-from tapeout.runtime.request import RequestOutput
+from tapeout.runtime.request import FinishedEvent, RequestOutput
 from tapeout.runtime.reuse import CacheOptions
 from tapeout.runtime.weights import bind_weights
 
@@ -83,12 +84,14 @@ class LLM:
         *,
         ids: Sequence[str] | None = None,
         watch: Callable[[Engine], None] | None = None,
+        done: Callable[[int, RequestOutput], None] | None = None,
     ) -> list[RequestOutput]:
         """Completes every prompt (text, or token ids) and returns the results in order.
 
         One parameter object serves all prompts; if it has a seed, request i uses a seed derived from it and i, and request 0 the seed
         itself. Raises before anything runs if a prompt, a parameter or an id is refused. Of a text that is far too long for the context the result
-        has the beginning only. `ids` are the requests' names in messages and traces, numbers without. `watch` sees the engine after every step.
+        has the beginning only. `ids` are the requests' names in messages and traces, numbers without. `watch` sees the engine after every step,
+        `done` each result as soon as it is there, with the prompt's place: those are not lost if the call fails later.
         """
         asked = _listed(prompts)
         tokens = [self._tokens(prompt, i) for i, prompt in enumerate(asked)]
@@ -105,14 +108,31 @@ class LLM:
         try:
             for name, prompt, own in zip(names, tokens, each, strict=True):
                 self.engine.submit(prompt, own, name)
-            while self.engine.has_work:
-                self.engine.step()
-                if watch is not None:
-                    watch(self.engine)
+            return self._followed(names, asked, watch, done)
         except BaseException:
             self._drop(names)
             raise
-        return [self._result(name, given) for name, given in zip(names, asked, strict=True)]
+
+    def _followed(
+        self,
+        names: Sequence[str],
+        asked: Sequence[Prompt],
+        watch: Callable[[Engine], None] | None,
+        done: Callable[[int, RequestOutput], None] | None,
+    ) -> list[RequestOutput]:
+        """Steps until all is done; results in order."""
+        places = {name: place for place, name in enumerate(names)}
+        found: dict[int, RequestOutput] = {}
+        while self.engine.has_work:
+            for event in self.engine.step():
+                place = places.get(event.request_id) if isinstance(event, FinishedEvent) else None
+                if place is not None:
+                    found[place] = self._result(names[place], asked[place])
+                    if done is not None:
+                        done(place, found[place])
+            if watch is not None:
+                watch(self.engine)
+        return [found[place] for place in range(len(names))]
 
     def close(self) -> None:
         """Ends the worker threads. May be called twice."""

@@ -7,6 +7,7 @@ nothing here is ever ignored in silence.
 import math
 import numbers
 import operator
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -24,6 +25,7 @@ MOST_LOGPROBS = 1000
 MOST_DRAFTS = 5
 SEED_BITS = 64
 _SEED_MASK = 2**SEED_BITS - 1
+_SURROGATES = re.compile("[\ud800-\udfff]")  # no text that tokens spell has one: such a string would stop nothing
 
 PEER_NAMES = {
     "seq_seed": "seed",
@@ -309,8 +311,8 @@ _RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "max_tokens": (f"a whole number from 0 (fill the cache only) to {MOST_INT}", lambda x: 0 <= x <= MOST_INT),
     "min_tokens": (f"a whole number from 0 to {MOST_INT}", lambda x: 0 <= x <= MOST_INT),
     "stop": (
-        f"at most {MOST_STOP_STRINGS} strings, none of them empty",
-        lambda x: len(x) <= MOST_STOP_STRINGS and all(x),
+        f"at most {MOST_STOP_STRINGS} strings, none of them empty or with lone surrogates",
+        lambda x: len(x) <= MOST_STOP_STRINGS and all(text and not _SURROGATES.search(text) for text in x),
     ),
     "stop_token_ids": (
         f"at most {MOST_STOP_TOKENS} ids from 0 to {MOST_INT}",

@@ -1,16 +1,25 @@
 """The command line: one file a command, found by its name; this file builds the table and turns errors into exit codes.
 
-0 done, 1 wrong input, 2 usage, 3 toolchain missing, 4 internal error with a folder that reproduces it. Heavy imports live inside the commands,
-so `tapeout --help` starts no compiler.
+0 done, 1 wrong input, 2 usage, 3 toolchain missing, 4 internal error with a folder that reproduces it, 128 + n ended by signal n. Heavy imports
+live inside the commands, so `tapeout --help` starts no compiler.
 """
 
 import importlib
 import os
 import pkgutil
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
+
+
+class Terminated(KeyboardInterrupt):
+    """The system or a scheduler ends the process: the same way out as Ctrl-C, so that what is done is kept. `number` is the signal's."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,9 +31,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = _run(given)
         sys.stdout.flush()
+    except Terminated as end:
+        print(f"tapeout: interrupted by {signal.Signals(end.number).name}", file=sys.stderr)
+        return 128 + end.number
     except KeyboardInterrupt:
         print("tapeout: interrupted", file=sys.stderr)
-        return 130
+        return 128 + signal.SIGINT
     except BrokenPipeError:
         _drop_output()
         return 0
@@ -42,7 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def entry() -> None:
     """The console script."""
     _open_missing_streams()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores hang-ups, and so do we then
+            signal.signal(number, _terminate)
     sys.exit(main())
+
+
+def _terminate(number: int, _: object) -> None:
+    raise Terminated(number)
 
 
 def _run(given: list[str]) -> int:

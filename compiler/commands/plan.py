@@ -39,13 +39,16 @@ def command(
     from tapeout.compiler import report
     from tapeout.compiler.driver import Watch, plan
     from tapeout.compiler.errors import SettingsError
-    from tapeout.compiler.files import write_text
+    from tapeout.compiler.files import check_apart, check_output, write_text
     from tapeout.compiler.kernel_report import show_details
     from tapeout.compiler.settings import MEBIBYTE, Settings, parse_buckets
     from tapeout.compiler.targets import target_of
     from tapeout.compiler.tuning import read_tuning
     from tapeout.models.deepseek_v41.config import load_config
 
+    if write_tuning is not None:
+        check_output(write_tuning, "--write-tuning")
+        check_apart({"--write-tuning": write_tuning}, {"configuration": path / "config.json" if path.is_dir() else path})
     config = load_config(path, allow_unknown_keys=allow_unknown_keys)
     try:
         settings = Settings(

@@ -32,6 +32,7 @@ LARGE = 1 << 20  # elements from which a tensor is cut from a pool instead of dr
 POOL = (1 << 22) - 3  # random elements of a pool; a prime, so that no two rows of a matrix begin at one place
 ENGRAM_VOCABULARY = 65536  # rows of a hash table, about; the released model has 16 million
 SHARDS = 8
+MOST_LAYER = 4095  # of any configuration
 HELP = "layers to keep, as 0-2,8,14; a compressed layer needs the source whose entries it reads"
 
 
@@ -149,22 +150,39 @@ def parse_layers(text: str) -> list[int]:
     """`"0-2,8"` as layers; raises ArgumentTypeError."""
     out: list[int] = []
     for word in text.split(","):
-        found = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", word)
+        found = re.fullmatch(r"\s*([0-9]{1,9})(?:-([0-9]{1,9}))?\s*", word)
         if found is None:
             raise argparse.ArgumentTypeError(f"found {text!r}; expected layers as 0-2,8,14")
-        out += range(int(found[1]), int(found[2] or found[1]) + 1)
+        first, last = int(found[1]), int(found[2] or found[1])
+        if last < first or last > MOST_LAYER:
+            raise argparse.ArgumentTypeError(f"found {text!r}; expected layers up to {MOST_LAYER}, the smaller first, as 0-2,8,14")
+        out += range(first, last + 1)
     return out
+
+
+def parse_seed(text: str) -> int:
+    """A seed; raises ArgumentTypeError."""
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise argparse.ArgumentTypeError(f"found {text!r}; expected a whole number of at most 18 digits")
+    return int(text)
+
+
+def parse_folder(text: str) -> str:
+    """The name of a folder; raises ArgumentTypeError: an empty one would be the folder that the command runs in."""
+    if not text:
+        raise argparse.ArgumentTypeError("found an empty name; expected a folder, . for this one")
+    return text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parses the command line, writes, and returns the exit code: 0 written, 1 refused or not writable, 2 wrong use."""
     parser = argparse.ArgumentParser(prog="python -m tapeout.models.deepseek_v41.slice", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="folder to write")
+    parser.add_argument("-o", "--output", type=parse_folder, required=True, metavar="DIR", help="folder to write")
     parser.add_argument("--layers", type=parse_layers, required=True, help=HELP)
     parser.add_argument("--experts", type=int, default=16, help="routed experts of a layer")
     parser.add_argument("--engram-vocab", type=int, default=ENGRAM_VOCABULARY, help="rows of an Engram hash table, about")
     parser.add_argument("--config", default="v4.1-flash", help="v4.1-flash, tiny, or a config.json")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=parse_seed, default=0)
     parser.add_argument("--config-only", action="store_true", help="write config.json alone: enough to compile")
     given = parser.parse_args(arguments)
     try:

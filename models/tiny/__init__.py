@@ -71,11 +71,14 @@ def _parts(stored: list[tuple[TensorSpec, Array]], count: int) -> list[list[tupl
 
 
 def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
-    """Writes aside and renames, so that a reader never sees half a file."""
+    """Writes aside and renames, so that a reader never sees half a file; what does not fit leaves nothing."""
     aside = path.with_name(f"{path.name}.partial")
-    with aside.open("wb") as file:
-        file.writelines(chunks)
-    aside.replace(path)
+    try:
+        with aside.open("wb") as file:
+            file.writelines(chunks)
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def _json(value: object) -> bytes:

@@ -1,7 +1,7 @@
 """Devices: memory, kernels and queues behind one small interface; `cpu`, `cuda`, `ascend` and `ascend_sim` implement it, `program.py` uses it.
 
-A device owns what it hands out until it is closed. Addresses are what kernels see; the host reaches a region only through `host`, and
-between runs only. No kernel's launch depends on a value that the device computed.
+A device owns what it hands out until it is closed; then all but `kernel` and `close` raises DeviceClosed. Addresses are what kernels see; the
+host reaches a region only through `host`, and between runs only. No kernel's launch depends on a value that the device computed.
 """
 
 from collections.abc import Sequence

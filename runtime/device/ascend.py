@@ -196,20 +196,21 @@ class AscendDevice:
 
     def upload(self, region: Region, size: int) -> None:
         """Copies the first bytes of the host's twin to the NPU."""
+        self._enter()
         if region.host is not None:
-            self._enter()
             self._copy(region.address, address(region.host), size, TO_DEVICE)
 
     def download(self, region: Region, size: int) -> None:
         """Copies the first bytes of a region to the host's twin."""
+        self._enter()
         if region.host is not None:
-            self._enter()
             self._copy(address(region.host), region.address, size, TO_HOST)
 
     # -- launches
 
     def table(self, calls: Sequence[Call]) -> AscendTable:
         """Calls with their argument blocks packed."""
+        self._enter()
         return AscendTable(tuple(self._launch(call) for call in calls))
 
     def _launch(self, call: Call) -> tuple[int, int, bytes]:
@@ -232,7 +233,7 @@ class AscendDevice:
     def _enter(self) -> None:
         """The device belongs to a thread; whoever calls takes it."""
         if not self._end.alive:
-            raise DeviceClosed("use of the NPU")
+            raise DeviceClosed("device ascend")
         self._acl("aclrtSetDevice", ctypes.c_int32(self._ordinal))
 
     def close(self) -> None:

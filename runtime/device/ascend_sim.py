@@ -19,7 +19,7 @@ from tapeout.runtime.device import Call, Region, Use
 from tapeout.runtime.device.ascend_simulator import Counts, SimulationError, Simulator
 from tapeout.runtime.device.host_side import number_of
 from tapeout.runtime.device.memory import address, zeroed
-from tapeout.runtime.errors import ChipMismatch, SimulatedFault, SymbolMissing
+from tapeout.runtime.errors import ChipMismatch, DeviceClosed, SimulatedFault, SymbolMissing
 
 BLOCKS = 2
 """Blocks that a launch is simulated with, so that kernels walk."""
@@ -46,6 +46,7 @@ class AscendSimDevice:
         self._simulators: dict[int, Simulator] = {}
         self._starts: list[int] = []
         self._allocations: list[NDArray[np.uint8]] = []
+        self._is_closed = False
         self.counts: dict[str, Counts] = {}
         """What has been executed, by kernel."""
 
@@ -55,12 +56,14 @@ class AscendSimDevice:
 
     def memory(self, size: int, what: str, use: Use = "device") -> Region:
         """Zeroed bytes of the host. Raises MemoryRefused."""
+        self._enter()
         raw = zeroed(size, what)
         self._know(raw)
         return Region(address(raw), raw)
 
     def place(self, array: NDArray[Any], what: str, *, by_rows: bool = False) -> int:
         """The address of the array itself."""
+        self._enter()
         self._know(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
         return self._starts[self._last]
 
@@ -77,12 +80,14 @@ class AscendSimDevice:
 
     def table(self, calls: Sequence[Call]) -> tuple[SimulatedCall, ...]:
         """Calls with their buffers found."""
+        self._enter()
         return tuple(
             SimulatedCall(call.kernel, tuple(map(self._from, call.buffers)), min(BLOCKS, call.grid[0] if call.grid else 1)) for call in calls
         )
 
     def run(self, table: tuple[SimulatedCall, ...], *, alone: bool = False) -> None:
         """Simulates calls in order. Raises SimulatedFault where a kernel does what it may not."""
+        self._enter()
         for call in table:
             kernel = self._kernels[call.kernel]
             try:
@@ -103,12 +108,19 @@ class AscendSimDevice:
 
     def upload(self, region: Region, size: int) -> None:
         """Nothing: the memory is shared."""
+        self._enter()
 
     def download(self, region: Region, size: int) -> None:
         """Nothing: the memory is shared."""
+        self._enter()
+
+    def _enter(self) -> None:
+        if self._is_closed:
+            raise DeviceClosed("device ascend-sim")
 
     def close(self) -> None:
         """Forgets modules and memory. May be called twice."""
+        self._is_closed = True
         self._simulators.clear()
         self._starts.clear()
         self._allocations.clear()

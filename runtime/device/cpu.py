@@ -85,30 +85,37 @@ class CpuDevice:
 
     def memory(self, size: int, what: str, use: Use = "device") -> Region:
         """Zeroed bytes that host and kernels share. Raises MemoryRefused."""
+        self._enter()
         raw = zeroed(size, what)
         self._memory.append(raw)
         return Region(address(raw), raw)
 
     def place(self, array: NDArray[np.generic], what: str, *, by_rows: bool = False) -> int:
         """The address of the array itself: kernels read it where it lies. Whoever made it keeps it alive."""
+        self._enter()
         return address(array)
 
     def table(self, calls: Sequence[Call]) -> LaunchTable:
         """Packs calls; kernels compute their own grids."""
+        self._enter()
         return launch_table([call.kernel for call in calls], [call.buffers for call in calls])
 
     def upload(self, region: Region, size: int) -> None:
         """Nothing: the memory is shared."""
+        self._enter()
 
     def download(self, region: Region, size: int) -> None:
         """Nothing: the memory is shared."""
+        self._enter()
 
     def read(self, address: int, size: int) -> bytes:
         """Bytes of a region."""
+        self._enter()
         return ctypes.string_at(address, size)
 
     def write(self, address: int, data: bytes) -> None:
         """Bytes into a region."""
+        self._enter()
         ctypes.memmove(address, data, len(data))
 
     def run(self, table: LaunchTable, *, alone: bool = False) -> None:
@@ -116,10 +123,9 @@ class CpuDevice:
 
         An interrupt is raised after the entry has ended on every worker, so that the device can be used again.
         """
+        self._enter()
         if not table.count:
             return
-        if not self._stop.alive:
-            raise DeviceClosed("run of a table")
         start, count = address(table.launches), table.count
         with self._lock:
             if alone or not self._queues:
@@ -145,6 +151,10 @@ class CpuDevice:
                 break
         if interrupt is not None:
             raise interrupt
+
+    def _enter(self) -> None:
+        if not self._stop.alive:
+            raise DeviceClosed("device cpu")
 
     def close(self) -> None:
         """Ends the workers; further runs are not allowed. May be called twice."""

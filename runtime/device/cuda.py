@@ -24,7 +24,16 @@ from tapeout.runtime.device.branches import Branching, is_branching
 from tapeout.runtime.device.early import fits, launch_early
 from tapeout.runtime.device.host_side import host_side, locked_bytes, number_of
 from tapeout.runtime.device.memory import address
-from tapeout.runtime.errors import BinaryRefused, ChipMismatch, DeviceFailed, DriverMissing, DriverOld, MemoryRefused, SymbolMissing
+from tapeout.runtime.errors import (
+    BinaryRefused,
+    ChipMismatch,
+    DeviceClosed,
+    DeviceFailed,
+    DriverMissing,
+    DriverOld,
+    MemoryRefused,
+    SymbolMissing,
+)
 
 WARP = 32  # threads
 ALIGNMENT = 16  # bytes; kernels rely on it
@@ -236,14 +245,14 @@ class CudaDevice:
 
     def upload(self, region: Region, size: int) -> None:
         """Copies the first bytes of the host's twin to the GPU."""
+        self._enter()
         if region.host is not None:
-            self._enter()
             self._copy_up(region.address, region.host, size)
 
     def download(self, region: Region, size: int) -> None:
         """Copies the first bytes of a region to the host's twin."""
+        self._enter()
         if region.host is not None and size:
-            self._enter()
             self._driver("cuMemcpyDtoH", address(region.host), region.address, size)
 
     def read(self, address: int, size: int) -> bytes:
@@ -343,7 +352,7 @@ class CudaDevice:
     def _enter(self) -> None:
         """The context belongs to a thread; whoever calls takes it."""
         if not self._end.alive:
-            raise DeviceFailed("device", "closed", "an open one", remedy="make another engine")
+            raise DeviceClosed("device cuda")
         self._driver("cuCtxSetCurrent", self._context)
 
     def close(self) -> None:

@@ -148,3 +148,19 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         read_prompts([], tmp_path / "none", None, DEFAULTS)
     with pytest.raises(SettingsError, match="no prompt: expected --prompt"):
         read(tmp_path, " \r\n\n")
+
+
+@pytest.mark.parametrize(("line", "end"), [
+    ('{"prompt": "a", "max_token": 3}', 'found an unknown field "max_token", expected id, prompt, token_ids, temperature, {}, determinism - '
+     "remove it, or write max_tokens"),
+    ('{"prompt": "a", "xyzzy": 3}', 'found an unknown field "xyzzy", expected {} - remove it'),
+    ("{'prompt': 'a'}", "found no JSON ({}), expected one object a line - correct the line: one JSON object, on one line"),
+    ("[" * 100_000, "found JSON that is nested too deeply, expected one object a line - correct the line: one JSON object, on one line"),
+    ('{"prompt": "a", "prompt": "b"}', 'found key "prompt" twice, expected each key once - remove one of the two'),
+    ('{"prompt": "a", "id": 1.5}', "found 1.5, expected text or a whole number - give such an id, or none"),
+    (b"\xff", "found bytes that are not UTF-8 (invalid start byte, byte 0), expected text in UTF-8 - convert the file"),
+])  # fmt: skip
+def test_a_refusal_says_what_to_do(tmp_path: Path, line: str | bytes, end: str) -> None:
+    error = refused(found(tmp_path, line)).error
+    first, last = end.split("{}") if "{}" in end else ("", end)
+    assert first in error and error.endswith(last)

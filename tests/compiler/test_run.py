@@ -313,3 +313,41 @@ def test_engine_options_are_refused_in_a_sentence(model: Model, capsys: pytest.C
                               (["--cache-dir", str(tmp_path / "file")], "[K101] the folder for stored cache entries cannot be used - ")):
         assert main(["run", str(model.artifact), "--weights", str(model.weights), "--prompt", "a", *options]) == 1
         assert sentence in capsys.readouterr().err
+
+
+def test_no_file_that_is_named_twice_is_written(model: Model, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:  # noqa: F811
+    prompts, link, new = tmp_path / "prompts.jsonl", tmp_path / "link", tmp_path / "new"
+    prompts.write_text('{"prompt": "a"}\n')
+    link.symlink_to(prompts)
+    common = ["run", str(model.artifact), "--weights", str(model.weights), "--prompts", str(prompts)]
+    for options, said in (
+        (["--out", prompts], f"--out {prompts}: found the file of --prompts"), (["--trace", link], f"--trace {link}: found the file of --prompts"),
+        (["--out", new, "--metrics", tmp_path / "." / "new"], f"--metrics {new}: found the file of --out"),
+        (["--token-ids", "-", "--settings", "-"], "--token-ids -: found standard input, which --settings reads"),
+    ):  # fmt: skip
+        assert main([*common, *map(str, options)]) == 1
+        assert capsys.readouterr().err.startswith(f"tapeout: [C105] {said}, expected a")
+    assert prompts.read_text() == '{"prompt": "a"}\n' and not new.exists()
+    assert main([*common, "--max-tokens", "1", "--trace", "/dev/null", "--metrics", "/dev/null"]) == 0, "a device may be named twice"
+
+
+def test_a_stop_token_outside_the_vocabulary_is_refused(model: Model, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:  # noqa: F811
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "a", "stop_token_ids": [3, 99999]}\n')
+    lines, _ = run(model, capsys, "--prompts", path, code=1)
+    last = model.config.text.vocab_size - 1
+    assert f"SamplingParams.stop_token_ids of request {path}:1 - found 99999 (int), expected ids of the vocabulary, 0 to {last}" in lines[0]["error"]
+
+
+def test_a_cache_folder_that_takes_nothing_is_said(model: Model, tmp_path: Path) -> None:  # noqa: F811
+    """Files of at most 1,000 bytes: the results are there, and a warning on the error stream."""
+    program = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\nfrom tapeout.compiler.commands import entry\nentry()"
+    shared = ["--prompt", "the same beginning of every prompt, " * 2, "--max-tokens", "2"]
+    common = ["run", str(model.artifact), "--weights", str(model.weights), "--workers", "1", "--json", *shared, "--cache-dir", str(tmp_path / "kv")]
+    done = subprocess.run([sys.executable, "-c", program, *common], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 2
+    assert done.stderr.startswith(f"tapeout: warning: --cache-dir {tmp_path}/kv: found ") and done.stderr.endswith(
+        " entries that were not saved (File too large), expected a folder that can be written; make room, or give another folder\n"
+    )
+    assert [p.name for p in (tmp_path / "kv").iterdir()] == []
+    assert main(common) == 0 and len(list((tmp_path / "kv").iterdir())) > 0

@@ -84,3 +84,26 @@ def test_the_command_refuses_before_anything_is_loaded(tmp_path: Path, capsys: p
     monkeypatch.setenv("TAPEOUT_RUN_DEVICE", "abacus")
     assert main(common) == 1
     assert "environment, TAPEOUT_RUN_DEVICE: found abacus, expected one of cpu, cuda, ascend, ascend-sim" in capsys.readouterr().err
+
+
+def test_what_would_be_ignored_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError) as caught:
+        resolved({"keep": 40}, written(tmp_path, {"replay": "off"}), {})
+    assert caught.value.problems == ("--keep: found 40 without replay, expected --replay mask or compact beside it",)
+    assert resolved({"keep": 40, "replay": "mask"}, None, {}).values["keep"] == 40
+
+
+def test_an_empty_folder_name_is_not_this_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "artifact", "--weights", "weights", "--prompt", "a", "--cache-dir", ""]) == 1
+    assert capsys.readouterr().err == "tapeout: [C101] settings do not fit: --cache-dir: found , expected the path of a folder\n"
+
+
+@pytest.mark.parametrize(("option", "value"), [("device", "gpu"), ("spec", "6"), ("replay", "exact")])
+def test_choices_have_one_home(capsys: pytest.CaptureFixture[str], option: str, value: str) -> None:
+    """A flag is refused by the rule of the setting, together with the other problems; the help quotes it."""
+    assert main(["run", "artifact", "--weights", "weights", "--prompt", "a", f"--{option}", value, "--workers", "0"]) == 1
+    problems = f"--{option}: found {value}, expected {RULES[option].expected}"
+    error = capsys.readouterr().err
+    assert problems in error and "--workers: found 0" in error
+    assert main(["run", "--help"]) == 0
+    assert RULES[option].expected in " ".join(capsys.readouterr().out.split())

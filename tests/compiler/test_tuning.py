@@ -72,6 +72,15 @@ def test_refused(tapeout: Tapeout, arguments: list[str], sentence: str) -> None:
     assert tapeout(*arguments) == 1 and sentence in tapeout.err
 
 
+def test_rows_never_replace_the_configuration(tapeout: Tapeout, tmp_path: Path) -> None:  # noqa: F811
+    config = tmp_path / "config.json"
+    config.write_bytes(Path(TINY).read_bytes())
+    for place in (config, tmp_path):
+        assert tapeout("plan", place, "--write-tuning", config) == 1
+        assert f"[C105] --write-tuning {config}: found the file of configuration, expected a file of its own" in tapeout.err
+    assert config.read_bytes() == Path(TINY).read_bytes()
+
+
 @pytest.mark.parametrize(("changes", "sentence"), [
     ({"block_n": 256, "panel": 0}, "is no tile kernel: 'tile.load' box [128, 256] is wider than the array [128, 128]"),
 ])  # fmt: skip

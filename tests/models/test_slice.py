@@ -1,6 +1,8 @@
 """The slice maker: layers are numbered anew with everything that names them, the strict rules hold, tensors are in their true formats."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import ml_dtypes
@@ -54,8 +56,27 @@ def test_choices_that_break_a_rule(layers: list[int], code: str | None) -> None:
 def test_a_layer_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert maker.main(["--layers", "0-40", "-o", str(tmp_path)]) == 1
     assert "found [0, 1," in (error := capsys.readouterr().err) and "expected layers from 0 to 39" in error
-    with pytest.raises(SystemExit):
-        maker.main(["--layers", "a", "-o", str(tmp_path)])
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["--layers", "a"], "found 'a'; expected layers as 0-2,8,14"), (["--layers", ""], "found ''; expected layers as 0-2,8,14"),
+    (["--layers", "5-1"], "found '5-1'; expected layers up to 4095, the smaller first"),
+    (["--layers", "0-999999999"], "found '0-999999999'; expected layers up to 4095"), (["--layers", f"0-{'9' * 30}"], "expected layers as 0-2,8,14"),
+    (["--layers", "0-5", "--seed", "-1"], "found '-1'; expected a whole number of at most 18 digits"),
+    (["--layers", "0-5", "-o", ""], "found an empty name; expected a folder"),
+])  # fmt: skip
+def test_wrong_arguments(capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], said: str) -> None:
+    with pytest.raises(SystemExit) as end:
+        maker.main(["-o", str(tmp_path), *arguments])
+    assert end.value.code == 2 and said in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_leaves_no_half_file(tmp_path: Path) -> None:
+    program = "import resource, sys\nresource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
+    command = [sys.executable, "-c", program + "from tapeout.models.deepseek_v41.slice import main\nsys.exit(main())", "--layers", "0-5"]
+    done = subprocess.run([*command, "--config", "tiny", "-o", str(tmp_path / "a")], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, f"error: {tmp_path}/a: cannot write: File too large; choose another folder\n")
+    assert not list((tmp_path / "a").glob("*.partial"))
 
 
 def test_a_written_slice_opens_and_is_the_same_every_time(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tapeout.runtime.device import Call
 from tapeout.runtime.device.cpu import CpuDevice, LaunchTable, launch_table
 from tapeout.runtime.device.memory import address, typed, zeroed
-from tapeout.runtime.errors import DeviceClosed, LibraryUnloadable, MemoryRefused, SymbolMissing, WorkersRefused
+from tapeout.runtime.errors import LibraryUnloadable, MemoryRefused, SymbolMissing, WorkersRefused
 from tests.runtime.toy import library
 
 
@@ -127,16 +127,6 @@ def test_concurrent_callers_take_turns(device: CpuDevice) -> None:
     for thread in threads:
         thread.join()
     assert [each[0].tolist() for each in buffers] == [[i + 100] * n for i in range(4)]
-
-
-def test_a_closed_device_says_so(path: Path) -> None:
-    device = CpuDevice(path, 2)
-    a, count = int32([1]), int32([1])
-    table = addition(device, a, a, a, count)
-    device.close()
-    device.close()
-    with pytest.raises(DeviceClosed, match=r"\[D114\] the device is closed - run of a table - make another engine"):
-        device.run(table)
 
 
 def test_abandoned_devices_end_their_threads(path: Path) -> None:

@@ -32,7 +32,6 @@ from tapeout.runtime.errors import (
     ArtifactOccupied,
     BinaryRefused,
     ChipMismatch,
-    DeviceFailed,
     DriverMissing,
     DriverOld,
     FieldsRefused,
@@ -323,15 +322,13 @@ def test_closing_gives_everything_back_once(folder: Path, driver: FakeDriver) ->
     device = opened(folder, driver)
     device.memory(10, "a", "inputs")
     device.place(np.arange(16, dtype=np.int64), "t", by_rows=True)
-    table = device.table([])
+    device.table([])
     driver.log.clear()
     device.close()
     device.close()
     names = driver.names()
     assert not driver.memory and names[0] == "cuGraphExecDestroy" and names[-2:] == ["cuStreamDestroy", "cuDevicePrimaryCtxRelease"]
     assert names.count("cuModuleUnload") == len(model.KERNELS) and names.count("cuMemHostUnregister") <= 1
-    with pytest.raises(DeviceFailed, match="found closed"):
-        device.run(table)
 
 
 # -- refusals

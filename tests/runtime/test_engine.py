@@ -253,7 +253,7 @@ def test_eos_ends_a_request_unless_ignored(engine: Engine) -> None:
     tokens, answer = next((p, a) for salt in range(99) if EOS in (a := toy_answer(p := prompt(4, salt), 20)) and len(a) > 1)
     engine.submit(tokens, SamplingParams(temperature=0, max_tokens=20), "stops")
     engine.submit(tokens, SamplingParams(temperature=0, max_tokens=len(answer) + 1, ignore_eos=True), "goes on")
-    engine.submit(tokens, SamplingParams(temperature=0, max_tokens=20, stop_token_ids=(answer[0], 99)), "early")
+    engine.submit(tokens, SamplingParams(temperature=0, max_tokens=20, stop_token_ids=(answer[0], VOCABULARY - 1)), "early")
     drain(engine)
     stops, goes_on, early = (engine.take(name).outputs[0] for name in ("stops", "goes on", "early"))
     assert (list(stops.token_ids), stops.finish_reason, stops.stop_reason) == (answer, "stop", "eos")

@@ -9,6 +9,7 @@ import pytest
 from tapeout.runtime.errors import PromptRefused, RequestsMismatched, RequestTaken, SlotBusy
 from tapeout.runtime.llm import LLM
 from tapeout.runtime.params import SamplingParams, request_seed
+from tapeout.runtime.request import RequestOutput
 from tests.runtime.toy import MAX_CONTEXT, MAX_SEQUENCES, toy_answer, toy_engine
 
 GREEDY = SamplingParams(temperature=0, max_tokens=5)
@@ -182,6 +183,25 @@ def test_an_interrupted_call_leaves_a_clean_engine(llm: LLM, monkeypatch: pytest
     assert not llm.engine.has_work and llm.engine.scheduler.roster.requests == ()
     assert llm.engine.blocks.free_blocks == llm.engine.blocks.count - 1
     assert list(llm.generate([[3]], GREEDY)[0].outputs[0].token_ids) == toy_answer([3], 5)
+
+
+def test_results_are_given_away_as_they_end(llm: LLM) -> None:
+    """In the order of ends, each with its prompt's place; requests of others go by. What was given away is the caller's, whatever comes."""
+    stranger = llm.engine.submit([4, 5], SamplingParams(temperature=0, max_tokens=1))
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (7, 1, 4)]
+    prompts, seen = [[3, 9, 5], [8, 4], [6]], dict[int, RequestOutput]()
+    results = llm.generate(prompts, params, done=lambda place, result: seen.update({place: result}))
+    assert list(seen) == [1, 2, 0] and [seen[place] for place in range(3)] == results
+    assert [len(result.outputs[0].token_ids) for result in results] == [7, 1, 4]
+    assert llm.engine.take(stranger).outputs[0].finish_reason == "length"
+
+    def full(place: int, result: RequestOutput) -> None:
+        seen[10 + place] = result
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        llm.generate(prompts, params, done=full)
+    assert list(seen)[3:] == [11] and seen[11].outputs == results[1].outputs and not llm.engine.scheduler.roster.requests
 
 
 def test_two_engines_in_one_process_do_not_meet(toy: Path) -> None:
