@@ -5,6 +5,7 @@ kernel that lets one through produces a visibly wrong store. Order inside one re
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -32,16 +33,17 @@ def run(module: ir.Module, buffers: Mapping[str, np.ndarray], grid: Sequence[int
     body, extents = list(module.body.operations)[:2]
     with module.context:
         flat = _bind(body, buffers)
-        shape = grid if grid is not None else _Frame(extents, flat, (0, 0, 0)).results
+        shape = grid if grid is not None else _Frame(extents, flat, (0, 0, 0), {}).results
+        steps: _Steps = {}
         for instance in np.ndindex(*[int(n) for n in shape]):
-            _Frame(body, flat, (*instance, 0, 0, 0)[:3])
+            _Frame(body, flat, (*instance, 0, 0, 0)[:3], steps)
 
 
 def grid_of(module: ir.Module, buffers: Mapping[str, np.ndarray]) -> tuple[int, ...]:
     """The grid that the kernel asks for, given its buffers."""
     extents = list(module.body.operations)[-1]
     with module.context:
-        return tuple(int(n) for n in _Frame(extents, _bind(extents, buffers), (0, 0, 0)).results)
+        return tuple(int(n) for n in _Frame(extents, _bind(extents, buffers), (0, 0, 0), {}).results)
 
 
 def _bind(function: Any, buffers: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -71,22 +73,37 @@ def _result_dtype(op: Any) -> np.dtype[Any]:
     return _dtype(kind.element_type if isinstance(kind, ir.RankedTensorType) else kind)
 
 
-class _Frame:
-    """The values of one program instance."""
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """An op as it is executed; `act` is None for the one that ends a block."""
 
-    def __init__(self, function: Any, buffers: Sequence[np.ndarray], instance: tuple[int, ...]) -> None:
-        self.instance = instance
+    operands: tuple[Any, ...]
+    results: tuple[Any, ...]
+    act: "Callable[[_Frame], list[Any]] | None"
+
+
+_Steps = dict[Any, list[_Step]]
+"""Blocks as steps: what an op is made of is asked once, however often it runs."""
+
+
+class _Frame:
+    """The values of one program instance. `steps` are those of its kernel, extended in place."""
+
+    def __init__(self, function: Any, buffers: Sequence[np.ndarray], instance: tuple[int, ...], steps: _Steps) -> None:
+        self.instance, self._steps = instance, steps
         self.values: dict[Any, Any] = dict(zip(function.arguments, buffers, strict=True))
         with np.errstate(all="ignore"):
             self.results = self.block(function.regions[0].blocks[0])
 
     def block(self, block: Any) -> list[Any]:
         """Runs a block, returns what its terminator passes on."""
-        for op in block.operations:
-            if op.name in ("func.return", "scf.yield"):
-                return self.of(op.operands)
-            results = self.evaluate(op)
-            for result, value in zip(op.results, results, strict=True):
+        steps = self._steps.get(block)
+        if steps is None:
+            steps = self._steps[block] = [_step(op) for op in block.operations]
+        for step in steps:
+            if step.act is None:
+                return self.of(step.operands)
+            for result, value in zip(step.results, step.act(self), strict=True):
                 self.values[result] = value
         return []
 
@@ -94,16 +111,31 @@ class _Frame:
         """Known values of operands."""
         return [self.values[v] for v in values]
 
-    def evaluate(self, op: Any) -> list[Any]:
-        """The results of one op."""
-        if op.name in _MEMORY:
-            return _in_bounds(op, lambda: _MEMORY[op.name](self, op))
-        if op.name in _STRUCTURE:
-            return _STRUCTURE[op.name](self, op)
-        if op.name in _ELEMENTWISE:
-            dtype = _result_dtype(op)
-            return [_typed(_ELEMENTWISE[op.name](*self.of(op.operands)), dtype)]
-        raise InterpreterError(f"{op.name} is not an op of tile kernels; verify-tile lists those that are")
+
+def _step(op: Any) -> _Step:
+    act = None if op.name in ("func.return", "scf.yield") else _act(op, op.name)
+    return _Step(tuple(op.operands), tuple(op.results), act)
+
+
+def _act(op: Any, name: str) -> Callable[[_Frame], list[Any]]:
+    """What gives the results of one op."""
+    if name == "arith.constant":
+        made = _constant(op)
+        return lambda frame: made
+    if name in _MEMORY:
+        memory = _MEMORY[name]
+        return lambda frame: _in_bounds(op, lambda: memory(frame, op))
+    if name in _STRUCTURE:
+        structure = _STRUCTURE[name]
+        return lambda frame: structure(frame, op)
+    if name in _ELEMENTWISE:
+        function, dtype, operands = _ELEMENTWISE[name], _result_dtype(op), tuple(op.operands)
+        return lambda frame: [_typed(function(*frame.of(operands)), dtype)]
+    return lambda frame: _refuse(name)
+
+
+def _refuse(name: str) -> list[Any]:
+    raise InterpreterError(f"{name} is not an op of tile kernels; verify-tile lists those that are")
 
 
 def _typed(value: Any, dtype: np.dtype[Any]) -> Any:
@@ -194,13 +226,15 @@ _MEMORY: dict[str, Callable[[_Frame, Any], list[Any]]] = {
 # ---- structure ---------------------------------------------------------------------------------------------------------
 
 
-def _constant(frame: _Frame, op: Any) -> list[Any]:
+def _constant(op: Any) -> list[Any]:
     attribute, kind = op.value, op.results[0].type
     if not isinstance(kind, ir.RankedTensorType):
         return [_dtype(kind).type(attribute.value)]
     dense = ir.DenseElementsAttr(attribute)
     number = dense.get_splat_value().value if dense.is_splat else np.array(dense)
-    return [np.full(list(kind.shape), number, _dtype(kind.element_type)) if dense.is_splat else number]
+    found = np.full(list(kind.shape), number, _dtype(kind.element_type)) if dense.is_splat else number
+    found.flags.writeable = False  # every run of the op gives this array
+    return [found]
 
 
 def _fill(frame: _Frame, op: Any) -> list[Any]:
@@ -264,7 +298,6 @@ def _reshape(frame: _Frame, op: Any) -> list[Any]:
 
 
 _STRUCTURE: dict[str, Callable[[_Frame, Any], list[Any]]] = {
-    "arith.constant": _constant,
     "arith.cmpf": lambda frame, op: [_FLOAT_ORDER[op.attributes["predicate"].value](*frame.of(op.operands))],
     "arith.cmpi": lambda frame, op: [_INTEGER_ORDER[op.attributes["predicate"].value](*frame.of(op.operands))],
     "arith.bitcast": lambda frame, op: [np.asarray(frame.values[op.operands[0]]).view(_result_dtype(op))],

@@ -68,11 +68,17 @@ class _Sizes:
 
     @property
     def held(self) -> int:
-        return max(n for n in range(1, min(self.listed, LONGEST_HELD) + 1) if self.listed % n == 0)
+        return _divisor(self.listed, LONGEST_HELD)
 
     @property
     def short(self) -> int:
-        return max(n for n in range(1, max(1, self.held // SHORTER[0]) + 1) if self.held % n == 0)
+        held = self.held
+        return _divisor(held, max(1, held // SHORTER[0]))
+
+
+def _divisor(number: int, most: int) -> int:
+    """The largest divisor of a number that is at most `most`."""
+    return next(n for n in range(min(number, most), 0, -1) if number % n == 0)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import lru_cache, wraps
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,16 @@ class KernelCase:
                 tile_interpreter.run(module, arrays)
             else:
                 compiled(module)(arrays)
+
+
+def once(make: Callable[..., KernelCase]) -> Callable[..., KernelCase]:
+    """Equal calls for one target give one case: its kernel is built once for all that is asked of it."""
+
+    @lru_cache(maxsize=64)
+    def made(target: Target | None, given: tuple[Any, ...], entries: tuple[tuple[str, Any], ...]) -> KernelCase:
+        return make(*given, **dict(entries))
+
+    return wraps(make)(lambda *given, **entries: made(TARGET.get(), given, tuple(sorted(entries.items()))))
 
 
 def compiled(module: ir.Module) -> Callable[[dict[str, Array]], None]:

@@ -9,7 +9,7 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import pytest
@@ -38,10 +38,15 @@ def run_emitted(module: Any, arrays: dict[str, Any]) -> None:
     triton_interpreter.run(source, arrays, grid)
 
 
+@cache
+def _target(rows: tuple[int, ...], chip: Chip) -> Target:
+    return Target(schedule_for(chip), run_emitted, rows)
+
+
 @contextmanager
 def emitted(rows: tuple[int, ...], chip: Chip) -> Iterator[None]:
     """Cases that are made and run inside are emitted ones of a chip, with these row counts."""
-    token = TARGET.set(Target(schedule_for(chip), run_emitted, rows))
+    token = TARGET.set(_target(rows, chip))
     try:
         yield
     finally:
