@@ -9,6 +9,8 @@ OUT := out
 .PHONY: demo test test-full test-ascend bench check lint types imports docs clean
 
 $(READY): requirements/test.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v < (3, 14) else \
+	f"found Python {v[0]}.{v[1]}, expected 3.11 to 3.13, which the pinned packages are for: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/test.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .

@@ -33,7 +33,8 @@ from tapeout.runtime.artifact import ArtifactData, Program, Programs, Weights, e
 from tapeout.runtime.artifact_place import check_output
 from tapeout.runtime.artifact_set import write_set
 
-KERNELS = KERNEL_STAGES[0]
+KERNELS, LOOPS = KERNEL_STAGES
+CPU = "cpu"
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ def compile_model(config: ModelConfig, settings: Settings, output: Path, store: 
     watch = watch or Watch()
     _require_known("--print-ir-after", settings.print_ir_after, {*PASSES, "graph", KERNELS, "all", "changed"})
     _require_known("--stop-after", filter(None, [settings.stop_after]), {*PASSES, *KERNEL_STAGES})
+    if settings.stop_after == LOOPS and settings.targets != (CPU,):
+        raise PipelineError(f"--stop-after: {LOOPS} is a stage of --target {CPU}, found --target {settings.target}; expected {KERNELS} or a pass")
     if settings.stop_after is None:
         check_output(output)
         for target in settings.targets:

@@ -64,7 +64,7 @@ class Settings:
     def _rules(self) -> list[tuple[bool, str]]:
         ascending = list(self.buckets) == sorted(set(self.buckets))
         return [
-            (set(self.targets) <= set(TARGETS), f"--target: found {self.target}, expected one of {', '.join(TARGETS)}"),
+            (set(self.targets) <= set(TARGETS), f"--target: found {self.target!r}, expected one of {', '.join(TARGETS)}"),
             (len(set(self.targets)) == len(self.targets) > 0, f"--target: found {self.target!r}, expected each target once"),
             (
                 not self.tuned or len(self.targets) == 1,
@@ -156,7 +156,7 @@ _KINDS: dict[str, tuple[str, Fits]] = {
 
 def parse_buckets(text: str) -> tuple[int, ...]:
     """`"16,128,512"` as row counts; raises `SettingsError` where a word is no number."""
-    words = [w for w in text.split(",") if w.strip()]
+    words = text.split(",") if text.strip() else []
     try:
         return tuple(int(w) for w in words)
     except ValueError:

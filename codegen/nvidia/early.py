@@ -2,7 +2,11 @@
 could see or change (the whole rule: runtime/device/early.py).
 
 Every path from the entry is followed up to its wait. What may stand there: sums of addresses, shared memory, reads of weights and of the launch's
-count. An emitted kernel reads its count and nothing else; that an override reads nothing but weights is its template's word.
+count. An emitted kernel reads its count and nothing else; that an override reads nothing but weights, or what the launch in front waited for
+where that is its kernel's own, is its template's word.
+
+Tensor memory (SM100) is asked for first of all, and a block is held there until enough columns are free. Nobody waits for ever: who holds columns
+waits for launches in front only, and every block of those has had its columns since before it let this launch begin.
 """
 
 import re
@@ -13,11 +17,12 @@ _LABEL = re.compile(r"^([\w$]+):\s*(.*)", re.DOTALL)
 _BRANCH = re.compile(r"\bbra(?:\.uni)?\s+([\w$]+)")
 _ENDS = re.compile(r"^(ret|exit|trap|bra|brx|call)\b")
 _IF = r"^(@!?\S+\s+)?"
+_OWN = r"[\w.:]*(param|shared|local|const)"
 _SHOWS = re.compile(
-    _IF + r"(ret|exit|brx|call|st\.global|st\.[bfsuv]\d|st\.relaxed|red|atom|multimem|cp\.(reduce\.)?async\.bulk\.(tensor\.\dd\.)?global|"
+    _IF + rf"(ret|exit|brx|call|st\.(?!{_OWN})|red\.|atom|multimem|tensormap\.[\w.:]*global|cp\.(reduce\.)?async\.bulk\.(tensor\.\dd\.)?global|"
     rf"{re.escape(GO)})"
 )
-_READS = re.compile(_IF + r"(ld\.global|ld\.[bfsuv]\d|ld\.(volatile|relaxed|acquire)|cp\.async\.c[ag])")
+_READS = re.compile(_IF + rf"(ldu?\.(?!{_OWN})|cp\.async\.c[ag]|cp\.async\.bulk\.(tensor\.\dd\.)?shared)")
 
 
 def waits(ptx: str, *, reads: int | None, groups: bool) -> bool:

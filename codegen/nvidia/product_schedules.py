@@ -160,7 +160,13 @@ def mixer_for(request: Request, chip: Chip, rows: int) -> Schedule:
            "grouped": max(d for d in range(1, MIXER_GROUP + 1) if cut % d == 0)}  # fmt: skip
     if rows > MIXER_JOINED:
         return {**row, "block_rows": 128, "joined": int(not chip.tensor_memory_bytes), "finished_rows": 4, "part_warps": 8}
-    return {**row, "block_rows": 16 if rows <= FEW else 64, "joined": 0, "finished_rows": 1, "part_warps": 4}
+    return {**row, "block_rows": 16 if rows <= FEW and few_alone(chip) else 64, "joined": 0, "finished_rows": 1, "part_warps": 4}
+
+
+def few_alone(chip: Chip) -> bool:
+    """Whether few rows on the left of a product may be a block of 16, which takes another instruction than one of 64. On SM90 both give the same
+    bits, measured on an H200; where nobody has compared them, all row buckets take the one."""
+    return not chip.tensor_memory_bytes
 
 
 def for_bucket(family: str, request: Request, row: Schedule, rows: int, chip: Chip) -> Schedule:

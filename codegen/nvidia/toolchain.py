@@ -30,6 +30,12 @@ GLUON = (3, 9)
 WARP = 32
 ALIGNMENT = 16
 """Bytes that every buffer's address is a multiple of: the code relies on it and the loader checks it."""
+CHANGING = (
+    "TRITON_OVERRIDE_ARCH", "TRITON_KERNEL_OVERRIDE", "TRITON_INSTRUMENTATION_MODE", "TRITON_ENABLE_ASAN", "TRITON_F32_DEFAULT",
+    "TRITON_MOCK_PTX_VERSION", "TRITON_LIBDEVICE_PATH", "TRITON_PLUGIN_PATHS", "TRITON_STORE_BINARY_ONLY", "USE_IR_LOC",
+    "ALLOW_LHS_TMEM_LAYOUT_CONVERSION", "LLVM_PASS_PLUGIN_PATH", "DISABLE_LLVM_OPT", "DISABLE_PTXAS_OPT", "PTXAS_OPTIONS",
+)  # fmt: skip
+"""Variables by which Triton makes other code of one source, or none: what it makes is kept under a key that knows nothing of them."""
 
 
 class ToolchainMissing(RuntimeError):
@@ -81,6 +87,9 @@ def probe() -> Triton:
         raise ToolchainMissing(f"found Triton {version}; {needed}: pip install 'triton>=3.6,<3.10'")
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise ToolchainMissing(f"found Triton {version} with TRITON_INTERPRET=1, under which it compiles nothing; {needed}: unset the variable")
+    if changing := [name for name in CHANGING if os.environ.get(name)]:
+        raise ToolchainMissing(f"found Triton {version} with {' and '.join(changing)} set, by which it makes other code; expected code that "
+                               "depends on its source alone: unset the variable")  # fmt: skip
     return Triton(version, Path(found.origin).parent)
 
 

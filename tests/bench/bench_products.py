@@ -43,7 +43,7 @@ def linear(kind: str, n: int, k: int, block_m: int, block_n: int, block_k: int) 
     return t.kernel(f"linear_{kind}", buffers, body, lambda *b: [t.ceil_div(t.scalar(b[3], 0), block_m), n // block_n])
 
 
-def linear_e4m3(n: int, k: int, block_m: int, block_n: int, block_k: int) -> Any:
+def linear_e4m3(n: int, k: int, block_m: int, block_n: int, block_k: int, panel: int = PANEL) -> Any:
     """y = x w on e4m3 codes with e8m0 bytes per 32 of k."""
 
     def body(x: Any, xs: Any, w: Any, ws: Any, y: Any, counts: Any) -> None:
@@ -54,7 +54,7 @@ def linear_e4m3(n: int, k: int, block_m: int, block_n: int, block_k: int) -> Any
             g0 = t.quotient(k0, 32)
             a = t.View(x, [rows, k]).load([m0, k0], [block_m, block_k])
             sa = t.View(xs, [rows, k // 32]).load([m0, g0], [block_m, block_k // 32])
-            b = t.View(w, [k, n], PANEL).load([k0, n0], [block_k, block_n])
+            b = t.View(w, [k, n], panel).load([k0, n0], [block_k, block_n])
             sb = t.View(ws, [n, k // 32]).load([n0, g0], [block_n, block_k // 32])
             return [t.dot_scaled(a, sa, b, sb, acc)]
 

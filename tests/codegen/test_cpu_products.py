@@ -86,31 +86,11 @@ SCALED = (
 )
 
 
-def scaled_linear(n: int, k: int, block_m: int, block_n: int, block_k: int, panel: int) -> Any:
-    def body(x: Any, xs: Any, w: Any, ws: Any, y: Any, counts: Any) -> None:
-        rows = t.scalar(counts, 0)
-        m0, n0 = t.mul(t.program_id(0), block_m), t.mul(t.program_id(1), block_n)
-
-        def step(k0: Any, acc: Any) -> list[Any]:
-            g0 = t.quotient(k0, 32)
-            a = t.View(x, [rows, k]).load([m0, k0], [block_m, block_k])
-            sa = t.View(xs, [rows, k // 32]).load([m0, g0], [block_m, block_k // 32])
-            b = t.View(w, [k, n], panel).load([k0, n0], [block_k, block_n])
-            sb = t.View(ws, [n, k // 32]).load([n0, g0], [block_n, block_k // 32])
-            return [t.dot_scaled(a, sa, b, sb, acc)]
-
-        (acc,) = t.loop(0, k, block_k, [t.full([block_m, block_n], 0.0)], step)
-        t.View(y, [rows, n]).store([m0, n0], acc)
-
-    buffers = {"x": "e4m3", "xs": "i8", "w": "e4m3", "ws": "i8", "y": "f32", "counts": "i32"}
-    return kernel(buffers, body, lambda *b: [t.ceil_div(t.scalar(b[5], 0), block_m), n // block_n])
-
-
 @pytest.mark.parametrize("case", SCALED)
 def test_block_scaled_product_uses_each_scale_where_it_belongs(case: tuple[int, ...]) -> None:
     """Every group of 32 has its own power of two; numbers are 0, 1, 2 so that all sums are exact and a misplaced scale cannot hide."""
     n, k, block_m, block_n, block_k, panel = case
-    module = scaled_linear(n, k, block_m, block_n, block_k, panel)
+    module = linear_e4m3(n, k, block_m, block_n, block_k, panel)
     for rows in (1, 3, 97):
         x, w = (RNG.integers(0, 3, s).astype(np.float32) for s in ((rows, k), (k, n)))
         xs = (127 + np.arange(rows)[:, None] % 3 + np.arange(k // 32) % 2).astype(np.int8)

@@ -202,7 +202,7 @@ def test_plan_for_people_and_for_machines(tapeout: Tapeout) -> None:
     ("arguments", "sentence"),
     [
         (["--context", "0"], "--context: found 0, expected 1 to 16777216"),
-        (["--target", "abacus"], "--target: found abacus, expected one of"),
+        (["--target", "abacus"], "--target: found 'abacus', expected one of"),
         (["--block-tokens", "7"], "--block-tokens: found 7"),
         (["--context", "16000000"], "--context: found 16000000, expected at most the model's 4096 positions"),
         (["--sequences", "0"], "--sequences: found 0, expected 1 to --max-rows (512)"),

@@ -20,6 +20,7 @@ from tapeout.passes.verify import Verify
 from tests.passes.modules import TINY
 
 SMALL = {"max_rows": 7, "max_sequences": 3, "max_context": 160, "block_tokens": 16, "buckets": (7,)}
+LOOPS = KERNEL_STAGES[1]
 NAMES = [
     "verify",
     "assign-formats",
@@ -188,7 +189,9 @@ def test_check_passes_runs_within_a_compile(tmp_path: Path) -> None:
         ({"stop_after": "changed"}, "--stop-after: unknown pass changed; expected one of "),
         ({"stop_after": "verfy"}, "--stop-after: unknown pass verfy; expected one of "),
         ({"print_ir_after": ("x", "verify", "y")}, "--print-ir-after: unknown pass x, y; expected one of "),
-        ({"print_ir_after": (KERNEL_STAGES[1],)}, "--print-ir-after: unknown pass lower-tile-to-loops; expected one of "),
+        ({"target": "sm90", "stop_after": LOOPS}, "--stop-after: lower-tile-to-loops is a stage of --target cpu, found --target sm90; expected "),
+        ({"target": "cpu,sm90", "stop_after": LOOPS}, "--stop-after: lower-tile-to-loops is a stage of --target cpu, found --target cpu,sm90"),
+        ({"print_ir_after": (LOOPS,)}, "--print-ir-after: unknown pass lower-tile-to-loops; expected one of "),
     ],
 )
 def test_unknown_names_are_refused_before_anything_runs(tmp_path: Path, settings: dict[str, Any], sentence: str) -> None:

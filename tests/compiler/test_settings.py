@@ -14,7 +14,8 @@ from tapeout.compiler.targets import MODULES
 from tapeout.compiler.tuning import as_data, read_tuning
 
 WRONG = [
-    ({"target": "abacus"}, f"--target: found abacus, expected one of {', '.join(MODULES)}"),
+    ({"target": "abacus"}, f"--target: found 'abacus', expected one of {', '.join(MODULES)}"),
+    ({"target": "cpu,"}, f"--target: found 'cpu,', expected one of {', '.join(MODULES)}"),
     ({"target": "cpu,cpu"}, "--target: found 'cpu,cpu', expected each target once"),
     ({"cpu": "i386"}, "--cpu: found i386, expected one of x86-64-v3, native"),
     ({"max_rows": 0, "max_sequences": 0}, "--max-rows: found 0, expected 1 to 65536"),
@@ -85,9 +86,10 @@ def test_given_buckets_and_immutability() -> None:
 
 def test_parse_buckets() -> None:
     assert parse_buckets("16,128, 512") == (16, 128, 512) and parse_buckets("") == ()
-    with pytest.raises(SettingsError) as caught:
-        parse_buckets("16;128")
-    assert caught.value.problems == ("--row-buckets: found '16;128', expected row counts as 16,128,512",)
+    for text in ("16;128", "16,,512", "16,512,", ","):
+        with pytest.raises(SettingsError) as caught:
+            parse_buckets(text)
+        assert caught.value.problems == (f"--row-buckets: found {text!r}, expected row counts as 16,128,512",)
 
 
 def test_every_setting_of_a_compile_has_a_flag() -> None:

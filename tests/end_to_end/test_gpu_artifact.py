@@ -121,6 +121,15 @@ def _rows(kernel: dict[str, Any]) -> int:
 
 
 @pytest.mark.full
+def test_all_row_buckets_of_sm100_multiply_by_one_instruction(built: tuple[Path, dict[str, float]]) -> None:
+    """Whether two kinds add products up alike was measured on SM90 only."""
+    found: dict[str, set[str]] = {}
+    for kernel in _kernels(built[0], "sm100"):
+        found.setdefault(kernel["variant"], set()).update(re.findall(r"tcgen05\.mma\S*kind::\w+|mma\.sync", _ptx(built[0], "sm100", kernel)))
+    assert {variant: kinds for variant, kinds in found.items() if len(kinds) > 1} == {}
+
+
+@pytest.mark.full
 def test_another_build_gives_the_same_bytes(built: tuple[Path, dict[str, float]]) -> None:
     folder, _ = built
     _compile(folder / "other", folder / "other-cache")

@@ -25,6 +25,9 @@ ALWAYS = (
     "test_tables.test_remember_keeps_the_last_token_of_a_slot[32]", "test_experts.test_dispatch_sorts_stably[3-1]",
 )  # fmt: skip
 
+ELSEWHERE = tuple(f"test_sampling.test_the_real_vocabulary[settings{number}-form1]" for number in range(4))
+"""Cases in the blocks of another target's row: a list of 32,768 tokens, which no vector core's memory holds."""
+
 
 def _cases() -> Iterator[Any]:
     for module in sorted(m.name for m in pkgutil.iter_modules(kernels.__path__) if m.name.startswith("test_")):
@@ -61,11 +64,13 @@ def _marks(case: str) -> list[Any]:
     return [] if case in ALWAYS else [pytest.mark.simulated]
 
 
-CASES = list(_cases())
+ALL = list(_cases())
+CASES = [case for case in ALL if case.id not in ELSEWHERE]
 
 
-def test_the_cases_that_always_run_exist():
-    assert set(ALWAYS) <= {case.id for case in CASES}, sorted(set(ALWAYS) - {case.id for case in CASES})
+def test_the_cases_that_are_named_exist():
+    named, found = {*ALWAYS, *ELSEWHERE}, {case.id for case in ALL}
+    assert named <= found, sorted(named - found)
 
 
 @pytest.mark.parametrize(("function", "values"), CASES)

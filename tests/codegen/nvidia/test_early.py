@@ -31,11 +31,23 @@ PATHS = {
         "$L__BB0_1:\n cp.async.cg.shared.global [ %r1 + 0 ], [ %rd1 + 0 ], 0x10, 0x10;\n cp.async.commit_group;\n @%p1 bra $L__BB0_1;\n"
         f" {WAIT}\n ret;", True, 1),
     "in inline text": ("// begin inline asm\n { .reg .b32 a; mov.b32 a, 1; griddepcontrol.wait; }\n // end inline asm\n ret;", True, 0),
+    "behind a bulk copy": (
+        "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r1], [%rd1, {%r2, %r3}], [%r4];\n"
+        f" {WAIT}\n ret;", True, 1),
+    "behind a volatile read": (f"ld.volatile.global.b32 %r1, [%rd1];\n {WAIT}\n ret;", True, 1),
+    "behind memory of its own": (
+        "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 64;\n ld.shared.b32 %r2, [global_smem];\n"
+        f" ld.volatile.shared.b32 %r3, [%r1];\n st.shared.v2.b32 [%r1], {{%r2, %r3}};\n {WAIT}\n ret;", True, 0),
     "never": ("st.global.b32 [%rd2], %r1;\n ret;", False, 0),
     "on one side only": (f"@%p1 bra $L__BB0_2;\n {WAIT}\n$L__BB0_2:\n ret;", False, 0),
     "not where it leaves early": (f"@%p1 ret;\n {WAIT}\n ret;", False, 0),
     "behind a store": (f"st.global.v2.b32 [%rd2], {{%r1, %r2}};\n {WAIT}\n ret;", False, 0),
     "behind a store under a condition": (f"@%p1 st.global.b32 [ %rd2 + 0 ], {{ %r1 }};\n {WAIT}\n ret;", False, 0),
+    "behind a volatile store": (f"st.volatile.global.b32 [%rd2], %r1;\n {WAIT}\n ret;", False, 0),
+    "behind a store that is seen": (f"@%p1 st.release.gpu.global.b32 [%rd2], %r1;\n {WAIT}\n ret;", False, 0),
+    "behind a bulk copy to memory": (f"cp.async.bulk.global.shared::cta.bulk_group [%rd2], [%r1], 128;\n {WAIT}\n ret;", False, 0),
+    "behind a new tensor map": (
+        f"tensormap.replace.tile.global_address.global.b1024.b64 [%rd2], %rd1;\n {WAIT}\n ret;", False, 0),
     "behind an addition": (f"atom.global.gpu.relaxed.add.u32 %r1, [%rd1], 1;\n {WAIT}\n ret;", False, 0),
     "after it let the next one go": (f"griddepcontrol.launch_dependents;\n {WAIT}\n ret;", False, 0),
     "in a comment": ("// griddepcontrol.wait;\n st.global.b32 [%rd2], %r1;\n ret;", False, 0),

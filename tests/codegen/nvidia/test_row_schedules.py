@@ -106,3 +106,16 @@ def test_a_row_of_logits_is_whole_pieces():
         row = schedule_for(SM90)("draw", request)
         assert tokens == row["pieces"] * row["block_columns"] and tokens % row["row_columns"] == 0
         assert len(build(Choice(request, "draw", tuple(sorted(row.items())))).before) == 3
+
+
+@pytest.mark.parametrize(("chip", "blocks"), [(SM90, {16, 64}), (SM100, {64})])
+def test_blocks_of_few_rows_are_for_chips_on_which_their_instruction_was_compared(chip, blocks):
+    """A block of 16 rows is multiplied by mma.sync, one of 64 by the tensor cores' large form; a row's bits may not depend on its bucket."""
+    gate = Request("moe.gate", (("scale", 1.5), ("top_k", 6)), (Tensor((None, 5120), BF16), Tensor((256, 5120), BF16), Tensor((256,), FP32)),
+                   (Tensor((None, 6), INT32), Tensor((None, 6), FP32)))  # fmt: skip
+    streams, out = Tensor((None, 4, 5120), BF16), tuple(Tensor((None, *shape), FP32) for shape in ((4,), (4,), (4, 4)))
+    mixer = Request("mhc.mixer", (("iterations", 20),), (streams, Tensor((24, 20480), FP32), Tensor((24,), FP32), Tensor((3,), FP32)), out)
+    for family, request in (("expert_gate", gate), ("mixer", mixer)):
+        row = schedule_for(chip)(family, request)
+        rows = [bucket_rows_for(chip)(family, request, row, bucket) for bucket in (1, 16, 64, 256, 1024)]
+        assert {r["block_rows"] for r in rows} == blocks, family

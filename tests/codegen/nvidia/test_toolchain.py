@@ -10,7 +10,7 @@ from tapeout.codegen.lower_to_tile import TileKernel
 from tapeout.codegen.nvidia.emit import emit
 from tapeout.codegen.nvidia.facts import SM90, SM100, ChipError, chip, occupancy
 from tapeout.codegen.nvidia.report import TENSOR_CORE, Report, after, before, report
-from tapeout.codegen.nvidia.toolchain import ToolchainMissing, probe
+from tapeout.codegen.nvidia.toolchain import CHANGING, ToolchainMissing, probe
 from tests.codegen.nvidia.compiling import compiled, jobs
 from tests.codegen.nvidia.whole_model import kernels_of
 
@@ -125,4 +125,14 @@ def test_an_interpreting_triton_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(ToolchainMissing, match="with TRITON_INTERPRET=1, under which it compiles nothing"):
+        probe()
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_a_triton_that_is_told_to_make_other_code_is_refused(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Its binaries would lie in the cache for everyone who compiles without the variable."""
+    spec = _installed(tmp_path, "3.9.0")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(ToolchainMissing, match=f"^found Triton 3.9.0 with {name} set, by which it makes other code; .*: unset the variable$"):
         probe()
