@@ -182,8 +182,8 @@ def _cannot_multiply(request: Request) -> str | None:
 @family("moe.expert_linear", refuses=_cannot_multiply)
 def expert_linear(request: Request, schedule: Schedule) -> Kernel:
     """y_i = weight[e] x_i of the sorted pairs i of every expert. Grid: experts x column blocks, with `spread` in the schedule x as many
-    instances that take turns, with `spread` 0 x as many as take one block each, for an expert has a pair of a row at most; an instance
-    without pairs leaves at once.
+    instances that take turns; an instance without pairs leaves at once. With `instances` in the schedule it is so many: they share the blocks,
+    of which every expert has as many as a pair of each row would fill, and have room to hand sums on, and a word for each 16 columns of them.
 
     FP8 rows and FP4 weights are decoded to BF16, which is exact. Gathered rows: pair to row numbers go through a workspace slice of the
     column block, which no other instance writes. `decoded` in the schedule: 1, a launch in front gathers and decodes the rows of pairs; 2, an
@@ -196,12 +196,11 @@ def expert_linear(request: Request, schedule: Schedule) -> Kernel:
     (experts, n, k), choices, gathered = view.sized(0), columns_of(request.operands[2]), request["gathered"]
     block_m, block_n = schedule["block_m"], block(schedule, "block_n", n, schedule["panel"] or 1)
     first_weights, decoded, spread = bool(schedule.get("weights_first")), schedule.get("decoded", 0), schedule.get("spread", 1)
+    instances = schedule.get("instances", 0)
     product = _block_of_pairs if decoded else _block_of_weights if first_weights else _expert_block
     numbered = gathered and decoded != IN_FRONT
 
-    def body(*buffers: Value) -> None:
-        b = bind(request, buffers)
-        expert, part = t.program_id(0), t.program_id(1)
+    def products(b: Bound, expert: Value, part: Value, turn: Value = None) -> None:
         first, end = t.scalar(b.operands[3].values, expert), t.scalar(b.operands[3].values, t.add(expert, 1))
         base = t.mul(part, t.mul(b.rows, choices))
 
@@ -212,18 +211,33 @@ def expert_linear(request: Request, schedule: Schedule) -> Kernel:
             acc = product(request, schedule, b, expert, t.mul(part, block_n), m0, end, base)
             b.results[0].folded(n).store(end, [m0, t.mul(part, block_n)], acc)
 
-        start = first if spread == 1 else t.add(first, t.mul(t.program_id(2), block_m))
-        t.loop(start, end if spread else t.minimum(end, t.add(start, block_m)), (spread or 1) * block_m, [], rows)
+        start = first if spread == 1 and turn is None else t.add(first, t.mul(t.program_id(2) if turn is None else turn, block_m))
+        t.loop(start, end if turn is None else t.minimum(end, t.add(start, block_m)), spread * block_m, [], rows)
+
+    def body(*buffers: Value) -> None:
+        b, parts = bind(request, buffers), n // block_n
+        if not instances:
+            products(b, t.program_id(0), t.program_id(1))
+            return
+        blocks = t.mul(t.ceil_div(b.rows, block_m), parts)
+
+        def one(number: Value) -> None:
+            inner = t.remainder(number, blocks)
+            products(b, t.quotient(number, blocks), t.remainder(inner, parts), t.quotient(inner, parts))
+
+        t.loop(t.program_id(0), t.mul(blocks, experts), instances, [], one)
 
     def grid(*buffers: Value) -> list[Value]:
-        return [experts, n // block_n, *([spread] if spread > 1 else [] if spread else [t.ceil_div(row_count(buffers), block_m)])]
+        return [instances] if instances else [experts, n // block_n, *([spread] if spread > 1 else [])]
 
+    kept = instances * (2 * block_m * block_n + block_n // 8)  # as BF16
     work = (Workspace("i32", lambda rows: rows * choices * (n // block_n)),) if numbered else ()
     if decoded:
         order = f"column: sum over k in blocks of {block(schedule, 'block_k', k, 2 * SCALE_GROUP)}, ascending, even ones of a block first"
         if decoded != IN_FRONT:
             return Kernel(body, grid, order, {1: Layout()}, work)
-        return Kernel(body, grid, order, {1: Layout()}, (Workspace("bf16", lambda rows: rows * choices * k),), (_pairs(request, schedule),))
+        return Kernel(body, grid, order, {1: Layout()}, (Workspace("bf16", lambda rows: rows * choices * k + kept),),
+                      (_pairs(request, schedule),))
     codes = ("fp4_split", *([f"panels:{schedule['panel']}"] if schedule["panel"] else []))
     layout, step = (Layout(), schedule["block_k"]) if first_weights else (Layout(codes, ("transpose",)), FP4_HALF)
     return Kernel(body, grid, f"column: sum over k in blocks of {step}, ascending", {1: layout}, work)
@@ -231,26 +245,38 @@ def expert_linear(request: Request, schedule: Schedule) -> Kernel:
 
 def _pairs(request: Request, schedule: Schedule) -> Part:
     """The launch that decodes the row of every sorted pair to BF16: its even columns, then its odd ones. Grid: column blocks, each of so many
-    turns, x pairs."""
+    turns, x pairs, `part_rows` an instance."""
     view, choices = request.operands[1], columns_of(request.operands[2])
     assert isinstance(view, Tensor)
     k = view.sized(0)[2]
     size = block(schedule, "part_columns", k, 2 * SCALE_GROUP)
-    each = size * block(schedule, "part_turns", k // size)
+    each, rows = size * block(schedule, "part_turns", k // size), schedule.get("part_rows", 1)
 
     def body(*buffers: Value) -> None:
         b = bind(request, buffers)
-        first, pair, x = t.mul(t.program_id(0), each), t.program_id(1), b.operands[0].folded(k)
-        row = t.quotient(t.scalar(b.operands[2].values, pair), choices) if request["gathered"] else pair
+        first, number, x = t.mul(t.program_id(0), each), t.program_id(1), b.operands[0].folded(k)
 
-        def step(column: Value) -> None:
-            half = by(column, 2)
-            for at, value in zip((half, t.add(half, k // 2)), t.even_odd(x.load(None, [row, column], [1, size])), strict=True):
-                t.View(b.workspaces[0], [None, k]).store([pair, at], t.exact_bf16(value))
+        def one(pair: Value) -> None:
+            row = t.quotient(t.scalar(b.operands[2].values, pair), choices) if request["gathered"] else pair
 
-        t.loop(first, t.add(first, each), size, [], step)
+            def step(column: Value) -> None:
+                half = by(column, 2)
+                for at, value in zip((half, t.add(half, k // 2)), t.even_odd(x.load(None, [row, column], [1, size])), strict=True):
+                    t.View(b.workspaces[0], [None, k]).store([pair, at], t.exact_bf16(value))
 
-    return Part(body, lambda *b: [k // each, t.mul(row_count(b), choices)])
+            t.loop(first, t.add(first, each), size, [], step)
+
+        if rows == 1:
+            one(number)
+        else:
+            start = t.mul(number, rows)
+            t.loop(start, t.minimum(t.add(start, rows), t.mul(b.rows, choices)), 1, [], one)
+
+    def grid(*buffers: Value) -> list[Value]:
+        pairs = t.mul(row_count(buffers), choices)
+        return [k // each, pairs if rows == 1 else t.ceil_div(pairs, rows)]
+
+    return Part(body, grid)
 
 
 def _block_of_pairs(request: Request, schedule: Schedule, b: Bound, expert: Value, n0: Value, m0: Value, end: Value, base: Value) -> Value:

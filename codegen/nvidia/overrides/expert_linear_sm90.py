@@ -2,8 +2,8 @@
 
 They compute what the tile kernel of the same schedule row computes, in the same order: blocks of 128 columns, the even ones first, 16 at a time.
 Few pairs an expert: an instance decodes their rows itself. More: a launch in front decodes them once, in the order of the fragments that the
-second launch makes. Up to 512 rows and 64 experts: every instance takes one block of up to 64 pairs, so that a weight is read and decoded once
-(`spread` 0; a template of its own, expert_some_sm90); else instances take turns.
+second launch makes. Up to 512 rows and 32 experts: one instance a processor, each an equal share of all blocks of up to 64 pairs, so that a
+weight is read and decoded once however experts are chosen (a template of its own, expert_some_sm90); else instances take turns.
 Preconditions: scales of weights lie between 2^-116 and 2^17, those of rows do not exceed 2^111, counts are those of `order`, and an expert has
 at most one pair of a row.
 """
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from tapeout.codegen.kernel import Buffer, Request, Schedule
 from tapeout.codegen.nvidia.block_sizes import padded
 from tapeout.codegen.nvidia.emit import POINTERS, EmitError, Source
-from tapeout.codegen.nvidia.facts import Chip
+from tapeout.codegen.nvidia.facts import SM90, Chip
 from tapeout.codegen.nvidia.overrides.templates import template
 from tapeout.codegen.row_values import columns_of
 from tapeout.dialects.format import BF16, FP4_WEIGHT, INT32, Q8
@@ -23,12 +23,12 @@ CAPABILITY = 90
 ROWS, STEP, LONG_STEP, WARP_COLUMNS = 64, 128, 256, 256
 """Rows of a weight that a group of four warps multiplies; columns of a step, of a step where an instance decodes rows, and of a warp that
 decodes rows in front."""
-SHORT, CROWDED = 512, 64
+SHORT, CROWDED = 512, 32
 """Rows up to which blocks are small ones, because the bytes of weights still count; experts up to which one may have many times the mean."""
 IN_FRONT, HERE = 1, 2
 """Where rows are decoded: the row's `decoded`."""
-CUTS, RIGHT_BYTES, HALF_BYTES = (32, 64), 32768, 128
-"""Pairs that products of some pairs are cut for; bytes of shared memory for the right factor, and of half a step of it for each pair."""
+COSTS = {32: (8, 0), 64: (10, 8)}
+"""Of products cut for so many pairs: what a turn of a block costs, and the block besides, as measured; shares are equal in these."""
 LEAST_SCALE, MOST_SCALE = 11, 144  # 2^-116, 2^17
 LAUNCHES = (None, 0)
 ROLES = ("x", "x_scales", "w", "w_scales", "order", "offsets", "out")
@@ -59,12 +59,14 @@ def row(request: Request, rows: int) -> Schedule:
     piece = max(p for p in (256, 512, 1024) if k % p == 0)
     turns = k // piece if rows > 128 else 1
     plain = {"panel": 0, "weights_first": 1, "block_k": STEP, "part_columns": piece, "part_turns": turns, "part_warps": piece // WARP_COLUMNS,
-             "override": 1, "spread": 1, "registers": 0}  # fmt: skip
+             "override": 1, "spread": 1, "instances": 0, "part_rows": 1, "registers": 0}  # fmt: skip
     if pairs <= 16:
         tokens, stages = 8 if pairs <= 12 else 16, 6 if rows <= 16 else 4
         return {**plain, "decoded": HERE, "block_m": tokens, "block_n": 64, "spread": 1 if rows <= tokens else 2, "warps": 4, "stages": stages}
     if experts <= CROWDED and rows <= SHORT:
-        return {**plain, "decoded": IN_FRONT, "block_m": CUTS[-1], "block_n": 64, "spread": 0, "warps": 4, "stages": 4, "registers": 96}
+        front = {"part_rows": 4, "part_turns": 1, "part_warps": 4}
+        return {**plain, **front, "decoded": IN_FRONT, "block_m": 64, "block_n": 256, "instances": SM90.processors, "warps": 16, "stages": 4,
+                "registers": 128}  # fmt: skip
     if pairs <= 64 or rows <= SHORT:
         tokens, most = min(64, padded(int(pairs))), 8 if experts <= CROWDED else 2
         return {**plain, "decoded": IN_FRONT, "block_m": tokens, "block_n": 64, "spread": min(most, -(-rows // tokens)), "warps": 4, "stages": 3}
@@ -78,25 +80,37 @@ def source(symbol: str, request: Request, buffers: Sequence[Buffer], row: Schedu
     view = request.operands[1]
     assert isinstance(view, Tensor)
     experts, n, k = view.sized(0)
-    rows, tokens, warps, part, some = row["block_n"], row["block_m"], row["warps"], row.get("part"), not row["spread"]
-    cut = warps == row["part_columns"] // WARP_COLUMNS if part == 0 else rows in (ROWS * warps // 4, ROWS * warps // 2)
-    if some and (row["decoded"] != IN_FRONT or tokens != CUTS[-1] or (part is None and (rows != ROWS or row["stages"] & (row["stages"] - 1)))):
-        cut = False
-    if not cut or row["block_k"] != STEP or row["stages"] < 2 or row["decoded"] not in (IN_FRONT, HERE):
+    rows, tokens, part, some = row["block_n"], row["block_m"], row.get("part"), row.get("instances", 0)
+    if not _cuts(row, n, experts):
         raise EmitError(f"kernel {symbol}: the override of expert products cannot cut so: {dict(row)}; set override to 0")
-    constants = {"K": k, "ROWS": n, "M": rows, "N": tokens, "STAGES": row["stages"], "WARPS": warps, "CHOICES": columns_of(request.operands[2]),
-                 "GATHERED": bool(request["gathered"]), "STEP": STEP if row["decoded"] == IN_FRONT else LONG_STEP,
-                 "CHUNK": 4 if tokens > 64 else 8, "PIECE": row["part_columns"], "TURNS": row["part_turns"]}  # fmt: skip
+    constants = {"K": k, "ROWS": n, "M": rows, "N": tokens, "STAGES": row["stages"], "WARPS": row["warps"],
+                 "CHOICES": columns_of(request.operands[2]), "EXPERTS": experts}  # fmt: skip
     arguments = (*ROLES, *(("rows",) if len(buffers) == len(ROLES) + 2 else ()), "count")
-    given = {"name": symbol, "constants": constants, "arguments": arguments, "part": part, "decoded": row["decoded"], "spread": row["spread"]}
     if some and part is None:
-        text = template("expert_some_sm90").render(**given, right_bytes=RIGHT_BYTES, places={p: RIGHT_BYTES // (HALF_BYTES * p) for p in CUTS})
+        text = template("expert_some_sm90").render(name=symbol, constants=constants | {"INSTANCES": some}, arguments=arguments, costs=COSTS)
     else:
+        constants |= {"GATHERED": bool(request["gathered"]), "STEP": STEP if row["decoded"] == IN_FRONT else LONG_STEP,
+                      "CHUNK": 4 if tokens > 64 else 8, "PIECE": row["part_columns"], "TURNS": row["part_turns"],
+                      "EACH": row["part_rows"]}  # fmt: skip
         text = template("expert_linear_sm90").render(
-            **given, experts=experts, swizzled=some, ahead=tokens >= 256, halved=tokens >= 128, unrolled=row["stages"] if tokens <= 64 else 1,
+            name=symbol, constants=constants, arguments=arguments, part=part, decoded=row["decoded"], spread=row["spread"], flags=some * rows // 16,
+            ahead=tokens >= 256, halved=tokens >= 128, unrolled=row["stages"] if tokens <= 64 else 1,
         )  # fmt: skip
     parameters = tuple((role, POINTERS[b.element]) for role, b in zip(arguments, buffers, strict=True))
-    return Source(symbol, text + "\n", parameters, rows * tokens, 0, "gluon", warps)
+    return Source(symbol, text + "\n", parameters, rows * tokens, 0, "gluon", row["warps"])
+
+
+def _cuts(row: Schedule, n: int, experts: int) -> bool:
+    """Whether the templates have a form for what a row says."""
+    rows, warps = row["block_n"], row["warps"]
+    if row["block_k"] != STEP or row["stages"] < 2 or row["decoded"] not in (IN_FRONT, HERE):
+        return False
+    if row.get("part") == 0:
+        return warps == (row["part_columns"] // WARP_COLUMNS if row["part_rows"] == 1 else row["part_rows"])
+    if row.get("instances", 0):
+        wanted = (16 * warps, max(COSTS), 4, IN_FRONT)
+        return (rows, row["block_m"], row["stages"], row["decoded"]) == wanted and n % rows == 0 and experts <= CROWDED
+    return rows in (ROWS * warps // 4, ROWS * warps // 2)
 
 
 def _case(rows: int, gathered: bool) -> tuple[Request, Schedule]:
@@ -108,5 +122,5 @@ def _case(rows: int, gathered: bool) -> tuple[Request, Schedule]:
 
 
 CASES = (_case(1, True), _case(128, False), _case(4096, True))
-MEANINGS = ("5396a111cc06b058", "d1ce70b7e0acd538", "79989d935e106519")
+MEANINGS = ("5396a111cc06b058", "7d3c0fb8118e589d", "79989d935e106519")
 """Digests of their tile kernels as they were when the source was checked on a GPU."""

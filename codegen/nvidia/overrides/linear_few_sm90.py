@@ -3,6 +3,11 @@
 Weights in FP8 with scales of 32x32 elements, rows in FP8 with scales of 32 columns, or in BF16 (then in groups too). It computes what the tile
 kernel of the same schedule row computes: a segment of K is summed by one warp, 16 columns after another, and segments are added in order.
 Preconditions: none on values. Scales of 32 rows of a weight are equal, because they are one scale, laid out for each row.
+
+FP8 rows: codes are multiplied as they are, as f16, and sums are kept in units of the group's two scales: at every group of 32 columns they are
+multiplied by the power of two that lies between it and the one before. That is exact while scales lie in windows, which is looked at on the way;
+where one lies outside, everything is computed once more with decoded factors. BF16 rows: codes are decoded to BF16 by one multiplication, exact
+while scales are at most 2^7; where one is larger, everything is computed once more with two.
 """
 
 from collections.abc import Sequence
@@ -107,10 +112,11 @@ def source(symbol: str, request: Request, buffers: Sequence[Buffer], row: Schedu
     constants = {"N": n, "K": k, "GROUPS": groups, "PITCH": k * groups, "SEGMENTS": segments, "SPLIT": split, "WARPS": warps, "TILES": tiles,
                  "STAGES": row["stages"], "EACH": k // segments, "BLOCK_N": row["block_n"], "WIDTH": padded(tiles * TILE),
                  "FRONT": _front(row["stages"] - 1, k // segments // STEP, tiles)}  # fmt: skip
+    at_once = k // segments // STEP < row["stages"]
     pieces = ["x_words", *(["x_word"] if scaled else []), *(f"{part}{j}" for j in range(tiles) for part in ("words", "word"))]
     text = template("linear_few_sm90").render(
         name=symbol, constants=constants, arguments=arguments, scaled=scaled, block_n=row["block_n"], pieces=pieces,
-        sums=[f"sum{j}" for j in range(tiles)], early=tiles == EARLY_TILES, at_once=k // segments // STEP < row["stages"],
+        sums=[f"sum{j}" for j in range(tiles)], early=tiles == EARLY_TILES and not at_once, at_once=at_once,
         rings="ring, x_ring, scale_ring" + (", x_scale_ring" if scaled else ""),
         x_copies="x_ring, x_scale_ring, x_at, x_scale_at, x_mask, x_scale_mask" if scaled else "x_ring, x_at, x_mask",
     )  # fmt: skip

@@ -6,13 +6,15 @@ code's value times 2^-120. The left factor's own scale restores it but for 2^-32
 pair, exact within the preconditions of linear_many_sm90.py.
 """
 
+from collections.abc import Iterator
+
 TENSOR = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
 STEP, HALF, LEFT = 128, 64, 128
 CODE_BYTES, MAP_BYTES = LEFT * STEP, 128
-LEFT_REGISTERS = 16
-"""Of a thread, for 16 rows of a warp times half a step."""
-READ_OPERANDS = ",".join(["=&r"] * LEFT_REGISTERS + ["r"] * 2)
-LEFT_OPERANDS = ",".join(["=&r"] * LEFT_REGISTERS + ["r"] * (LEFT_REGISTERS + 2))
+LEFT_REGISTERS, HALF_WORDS = 16, 8
+"""Of a thread, for 16 rows of a warp times half a step: the left factor, and its codes."""
+READ_OPERANDS, READ_HALF_OPERANDS = (",".join(["=&r"] * words + ["r"] * 2) for words in (LEFT_REGISTERS, HALF_WORDS))
+LEFT_OPERANDS, LEFT_HALF_OPERANDS = (",".join(["=&r"] * LEFT_REGISTERS + ["r"] * (words + 2)) for words in (LEFT_REGISTERS, HALF_WORDS))
 WAIT = """{ .reg .pred p, enough;
             setp.ne.s32 enough, $2, 0; @enough bra.uni over;
             again: mbarrier.try_wait.parity.shared::cta.b64 p, [$0], $1; @!p bra.uni again; over: }"""
@@ -29,25 +31,27 @@ def decoded_pair() -> str:
         mul.rn.bf16x2 a, a, up; mul.rn.bf16x2 $0, a, $3; }"""
 
 
-def read() -> str:
-    """$0..$15: words of a step's codes, of 16 rows of a warp, from a thread's place $16 in a buffer $17."""
-    lines = ["{ .reg .b32 a<4>; add.u32 a0, $17, $16;", *(f"xor.b32 a{i}, a0, {32 * i};" for i in (1, 2, 3))]
-    return _block([*lines, *(f"ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{{_range(4 * i, 4)}}}, [a{i}];" for i in range(4)), "}"])
+def read(half: int | None = None) -> str:
+    """$0..: words of a step's codes, or of half a step, of 16 rows of a warp; behind them a thread's place and a buffer."""
+    parts = range(4) if half is None else (2 * half, 2 * half + 1)
+    lines = [f"{{ .reg .b32 a<4>; add.u32 a0, ${4 * len(parts) + 1}, ${4 * len(parts)};", *(f"xor.b32 a{i}, a0, {32 * i};" for i in parts if i)]
+    return _block([*lines, *(f"ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{{_range(4 * n, 4)}}}, [a{i}];" for n, i in enumerate(parts)), "}"])
 
 
 def _range(first: int, count: int) -> str:
     return ", ".join(f"${first + i}" for i in range(count))
 
 
-def left_factor(half: int) -> str:
-    """$0..$15: half a step of the left factor, from the step's words $16..$31; $32 and $33 are scales of a thread's two rows."""
+def left_factor(half: int, words: int = LEFT_REGISTERS) -> str:
+    """$0..$15: half a step of the left factor, from the step's words $16.., or its own 8; behind them the scales of a thread's two rows."""
     lines = [f"{{ .reg .b32 f<4>, e, o, s, t, bias; mov.b32 bias, {SCALE_BIAS * 0x00010001};"]
     for group in (0, 1):
         for row in (0, 1):
             byte, factor = 2 * half + group, f"f{2 * group + row}"
-            lines.append(f"prmt.b32 {factor}, ${2 * LEFT_REGISTERS + row}, 0, 0x4{byte}4{byte}; mad.lo.u32 {factor}, {factor}, 128, bias;")
+            lines.append(f"prmt.b32 {factor}, ${LEFT_REGISTERS + words + row}, 0, 0x4{byte}4{byte}; mad.lo.u32 {factor}, {factor}, 128, bias;")
         for word in range(4):  # row 0, row 1 of columns 0..15, then of columns 16..31
-            source, first = LEFT_REGISTERS + 8 * half + 4 * group + word, 8 * group + 4 * (word // 2) + word % 2
+            skipped = HALF_WORDS * half if words > HALF_WORDS else 0
+            source, first = LEFT_REGISTERS + skipped + 4 * group + word, 8 * group + 4 * (word // 2) + word % 2
             lines.append(_two_pairs(f"${source}", f"f{2 * group + word % 2}", first, first + 2))
     return _block([*lines, "}"])
 
@@ -64,26 +68,35 @@ def products(tile: int, half: int) -> str:
     """Four products of half a step onto the sums $0.., when those of the half before are done; in the first half the buffer of the step
     before is given back. Operands: sums, the left factor, the one of the half before, the right factor's buffer, the barrier of the buffer
     that is given back, the number of the step in its segment, the thread's lane."""
-    sums = tile // 2
-    left = 2 * sums
-    buffer, free, step, lane = (f"${left + 2 * LEFT_REGISTERS + i}" for i in range(4))
+    buffer, free, step, lane = (f"${tile + 2 * LEFT_REGISTERS + i}" for i in range(4))
     release = f"setp.eq.u32 p, {lane}, 0; setp.ne.and.s32 p, {step}, 0, p; @p mbarrier.arrive.shared::cta.b64 _, [{free}];"
-    lines = [
-        "{ .reg .b32 q; .reg .b64 d, e; .reg .pred p;",
-        # rows of 128 bytes, swizzled, 1024 bytes from eight rows to the next eight
-        f"shr.u32 q, {buffer}, 4; and.b32 q, q, 0x3fff; cvt.u64.u32 d, q; or.b64 d, d, 0x4000004000010000;",
-        f"wgmma.wait_group.sync.aligned 0; {'' if half else release} wgmma.fence.sync.aligned;",
-    ]
+    wait = f"wgmma.wait_group.sync.aligned 0; {'' if half else release} wgmma.fence.sync.aligned;"
+    return _block(["{ .reg .b32 q; .reg .b64 d, e; .reg .pred p;", _described(buffer), wait, *_half(tile, half)])
+
+
+def _described(buffer: str) -> str:
+    """d: the right factor there, rows of 128 bytes, swizzled, 1024 bytes from eight rows to the next eight."""
+    return f"shr.u32 q, {buffer}, 4; and.b32 q, q, 0x3fff; cvt.u64.u32 d, q; or.b64 d, d, 0x4000004000010000;"
+
+
+def _half(tile: int, half: int) -> Iterator[str]:
+    """The four products of half a step and what closes their group."""
     for part in range(4):
-        lines.append(f"add.s64 e, d, {2 * part + half * tile * HALF * 2 // 16};")
+        yield f"add.s64 e, d, {2 * part + half * tile * HALF * 2 // 16};"
         product = f"wgmma.mma_async.sync.aligned.m64n{tile}k16.f32.bf16.bf16"
-        lines.append(f"{product} {{{_range(0, sums)}}}, {{{_range(left + 4 * part, 4)}}}, e, 1, 1, 1, 0;")
-    return _block([*lines, "wgmma.commit_group.sync.aligned; }"])
+        yield f"{product} {{{_range(0, tile // 2)}}}, {{{_range(tile + 4 * part, 4)}}}, e, 1, 1, 1, 0;"
+    yield "wgmma.commit_group.sync.aligned; }"
 
 
-def product_operands(tile: int) -> str:
-    """Constraints of `products`."""
-    return _sums(tile, 2 * LEFT_REGISTERS + 4)
+def started(tile: int, half: int) -> str:
+    """As `products`, where nothing is under way. Operands: sums, the left factor, the right factor's buffer."""
+    buffer = f"${tile + LEFT_REGISTERS}"
+    return _block(["{ .reg .b32 q; .reg .b64 d, e;", _described(buffer), "wgmma.fence.sync.aligned;", *_half(tile, half)])
+
+
+def product_operands(tile: int, more: int = 2 * LEFT_REGISTERS + 4) -> str:
+    """Constraints of `products`, or of sums and so many others."""
+    return _sums(tile, more)
 
 
 def drain(tile: int) -> str:

@@ -27,6 +27,8 @@ PLACE = 2
 TOKENS, PART, STEP, GROUP_WARPS = 64, 64, 128, 4
 ROW_COLUMNS, ROW_ROWS, ROW_WARPS = 256, 16, 8
 """Of an instance that brings rows into BF16; columns are fewer where K is no multiple."""
+MANY_SEGMENTS = 8
+"""Of so many, the launch that adds them up takes blocks of half as many columns."""
 KEPT_BYTES, SYSTEM_BYTES = 512, 1024
 """Of shared memory: for barriers; what each instance on a multiprocessor costs besides."""
 FIXED, EACH_STEP, EACH_GROUP, SECOND_LAUNCH = 4.0, 0.5, 0.25, 2.0
@@ -61,7 +63,7 @@ class _Groups:
         return self.stages * STEP * (self.rows + 2 * TOKENS) + (2 * TOKENS * self.rows if len(self.parts) == 1 else 0) + KEPT_BYTES
 
 
-KINDS = (_Groups((1,), 8, 5), _Groups((1,), 4, 3), _Groups((2,), 6, 5), _Groups((4,), 4, 3), _Groups((4, 1), 4, 3))
+KINDS = (_Groups((1,), 8, 5), _Groups((1,), 4, 2), _Groups((2,), 6, 5), _Groups((4,), 4, 3), _Groups((4, 1), 4, 2))
 """Of equally cheap ones the first is taken: two small instances on a multiprocessor do better than one of twice the size."""
 LEAST_SCALE, MOST_SCALE = 35, 166  # 2^-92, 2^39
 LAUNCHES = (None, 0, 1)
@@ -107,7 +109,7 @@ def row(request: Request, chip: Chip, segments: int) -> Schedule | None:
         return None
     _, place, split = min(found)
     warps = KINDS[place].warps
-    own = {"warps": 4, "part1_warps": warps, "total_columns": power(n, 512)} if split else {"warps": warps}
+    own = {"warps": 4, "part1_warps": warps, "total_columns": power(n, 512 if segments < MANY_SEGMENTS else 256)} if split else {"warps": warps}
     return {"block_m": TOKENS, "block_n": KINDS[place].rows, "block_k": STEP, "decoded": _decoded(request), "split": split, "ahead": 0,
             "override": PLACE, "stages": KINDS[place].stages, "part_columns": power(k, ROW_COLUMNS), "part_rows": ROW_ROWS,
             "part_warps": ROW_WARPS, **own}  # fmt: skip
@@ -141,7 +143,7 @@ def source(symbol: str, request: Request, buffers: Sequence[Buffer], row: Schedu
     scaled = is_scaled(request)
     arguments = ("x", *(("x_scales",) if scaled else ()), "w", "w_scales", "y", "decoded", *(("sums",) if split else ()), "count")
     parameters = tuple((role, POINTERS[b.element]) for role, b in zip(arguments, buffers, strict=True))
-    given = {"name": symbol, "arguments": arguments, "scaled": scaled, "split": split, "ptx": ptx}
+    given = {"name": symbol, "arguments": arguments, "scaled": scaled, "split": split, "ptx": ptx, "wait": ptx.WAIT}
     if brings:
         constants = decode_constants(row, shape(request)[1] * request["groups"])
         text = template("linear_many_sm90_decode").render(

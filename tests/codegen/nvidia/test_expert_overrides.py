@@ -43,11 +43,11 @@ def kernels(one: Request, rows: int, **settings: int) -> list[TileKernel]:
 
 
 @pytest.mark.parametrize(("rows", "experts", "wanted"), [
-    (1, 16, (2, 8, 1)), (16, 16, (2, 8, 2)), (64, 16, (1, 64, 0)), (128, 16, (1, 64, 0)), (320, 16, (1, 64, 0)), (4096, 16, (1, 256, 6)),
-    (64, 384, (2, 8, 2)), (2048, 384, (1, 64, 2)), (4096, 384, (1, 128, 2))])  # fmt: skip
-def test_the_mean_of_an_experts_pairs_chooses_the_form(rows: int, experts: int, wanted: tuple[int, int, int]):
+    (1, 16, (2, 8, 1, 0)), (16, 16, (2, 8, 2, 0)), (64, 16, (1, 64, 1, 132)), (128, 16, (1, 64, 1, 132)), (320, 32, (1, 64, 1, 132)),
+    (4096, 16, (1, 256, 6, 0)), (64, 384, (2, 8, 2, 0)), (2048, 384, (1, 64, 2, 0)), (4096, 384, (1, 128, 2, 0))])  # fmt: skip
+def test_the_mean_of_an_experts_pairs_chooses_the_form(rows: int, experts: int, wanted: tuple[int, ...]):
     row = expert_linear_for(request(experts=experts), SM90, rows)
-    assert (row["decoded"], row["block_m"], row["spread"], row["override"]) == (*wanted, 1)
+    assert (row["decoded"], row["block_m"], row["spread"], row["instances"], row["override"]) == (*wanted, 1)
 
 
 def test_any_number_of_rows_has_a_row_that_can_be_cut():
@@ -95,7 +95,7 @@ def test_the_source_names_its_kernel_and_has_the_requests_numbers():
     (few,), (front, some) = kernels(request(), 16), kernels(request(DOWN), 128)
     for made, arguments, words in (
         (few, "order, offsets, out, rows, count", "GATHERED = gl.constexpr(True)"),
-        (some, "order, offsets, out, rows, count", "as far as the row goes"),
+        (some, "order, offsets, out, rows, count", "hands those sums on as they are"),
         (front, "order, offsets, out, rows, count", "PIECE = gl.constexpr(256)"), (kernels(request(DOWN), 16)[0], "order, offsets, out, count", ""),
     ):  # fmt: skip
         source = source_for(made, SM90)
@@ -133,10 +133,11 @@ def test_weights_are_exact_and_kept_small(scale: int):
 
 def _written(text: str, name: str, outputs: list[int], inputs: list[int], *settings: int) -> str:
     """What a function of a template writes for so many registers of each operand, as the register machine reads it."""
-    body = re.search(rf"def {name}\(outputs.*?(?=\n\n\n)", text, re.S)
-    assert body is not None
     scope: dict[str, Callable[..., str]] = {}
-    exec(body[0], scope)
+    for needed in ("_list(names", f"{name}(outputs"):
+        body = re.search(rf"def {re.escape(needed)}.*?(?=\n\n\n)", text, re.S)
+        assert body is not None
+        exec(body[0], scope)
     names, groups = iter(f"${i}" for i in range(sum(outputs) + sum(inputs))), []
     for count in (*outputs, *inputs):
         groups.append(tuple(next(names) for _ in range(count)))
@@ -157,13 +158,26 @@ def test_weights_of_some_pairs_are_exact_and_lie_alike(scale: int):
     source = source_for(kernels(request(), 64)[-1], SM90)
     assert source is not None
     factors = ptx.run(_written(source.text, "_factors", [4], [1]), [word], [4] * 4, 1)
-    for odd, half in product((0, 1), (0, 1)):
-        found = ptx.run(_written(source.text, "_decoded", [8], [8, 4], odd, half), [*words, *factors], [4] * 8, 1)
+    for odd in (0, 1):
+        found = ptx.run(_written(source.text, "_decoded", [16], [8, 4, *[1] * odd]), [*words, *factors, *words[:odd]], [4] * 16, 1)
         for i, register in enumerate(found):
-            group, row, second = 2 * half + i // 4, i % 2, i % 4 // 2
+            group, row, second = i // 4, i % 2, i % 4 // 2
             places = [odd + 2 * second, odd + 2 * second + 4]
             wanted = E2M1[codes[:, 2 * group + row, places]] * 2.0 ** (scales[group] - 127 - 16)
             np.testing.assert_array_equal(register.view(ml_dtypes.bfloat16).astype(np.float64).reshape(-1, 2), wanted)
+
+
+@pytest.mark.parametrize("sums", [16, 32])
+def test_sums_that_are_handed_on_are_taken_from_where_they_lie(sums: int):
+    source = source_for(kernels(request(), 64)[-1], SM90)
+    assert source is not None
+    left = _written(source.text, "_hand_on", [], [sums, 1, 1, 1]).replace("st.global.v4.f32 ", "")
+    found = _written(source.text, "_taken", [sums], [1, 1]).replace("ld.global.cg.v4.f32 ", "")
+    there = {int(at): registers for at, registers in re.findall(rf"\[\${sums}\+(\d+)\], {{(.*?)}};", left)}
+    assert {int(at): registers for registers, at in re.findall(rf"{{([$\d, ]+)}}, \[\${sums}\+(\d+)\];", found)} == there
+    assert sorted(there) == [512 * i for i in range(sums // 4)]
+    assert ", ".join(there[at] for at in sorted(there)) == ", ".join(f"${i}" for i in range(sums))
+    assert left.index("bar.warp.sync") < left.index("st.release.gpu") and found.index("fence.acq_rel.gpu") < found.index("bar.warp.sync")
 
 
 @pytest.mark.parametrize("scale", [0, 1, 100, 127, 200])

@@ -5,6 +5,7 @@ Its numbers come from a GPU (`python -m tests.bench.gpu`): Gluon has no interpre
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from tapeout.codegen.kernel import Request
 from tapeout.codegen.lower_to_tile import TileKernel, lower
-from tapeout.codegen.nvidia import overrides
+from tapeout.codegen.nvidia import overrides, toolchain
 from tapeout.codegen.nvidia.emit import EmitError
 from tapeout.codegen.nvidia.facts import SM90, SM100
 from tapeout.codegen.nvidia.overrides import linear_some_sm90, source_for
@@ -145,15 +146,16 @@ def test_rows_are_decoded_exactly(scale: int):
         np.testing.assert_array_equal(pairs.view(ml_dtypes.bfloat16).astype(np.float64).reshape(-1, 2), wanted)
 
 
+@pytest.mark.parametrize("count", [16, 8])
 @pytest.mark.parametrize("scale", [-92, 0, 39])
-def test_weights_are_decoded_exactly(scale: int):
-    """Both halves of a step, words of two rows: even codes of a word before its odd ones, times 2^-32."""
+def test_weights_are_decoded_exactly(scale: int, count: int):
+    """Both halves of a step, words of two rows: even codes of a word before its odd ones, times 2^-32. From a step's words, or a half's own."""
     codes = _codes()
     words = np.resize(codes.view(np.uint32), 64)
     scales = np.full(64, (scale + 127) * 0x01010101, np.uint32)
     for half in (0, 1):
-        text = linear_some_sm90.ptx.left_factor(half)
-        found = ptx.run(text, [*([words] * 16), scales, scales], [4] * 16, 1)
+        text = linear_some_sm90.ptx.left_factor(half, count)
+        found = ptx.run(text, [*([words] * count), scales, scales], [4] * 16, 1)
         for register, places in ((0, (0, 2)), (2, (1, 3))):
             wanted = codes.reshape(-1, 4)[:, places].copy().view(ml_dtypes.float8_e4m3fn).astype(np.float64) * 2.0 ** (scale - 32)
             np.testing.assert_array_equal(found[register].view(ml_dtypes.bfloat16).astype(np.float64).reshape(-1, 2), wanted)
@@ -169,7 +171,28 @@ def test_rows_in_bf16_are_put_in_the_same_order():
         np.testing.assert_array_equal(pairs.view(ml_dtypes.bfloat16).astype(np.float64).reshape(-1, 2), wanted)
 
 
-def test_it_compiles_without_spills_to_wgmma_twice_the_same():
+def test_halves_of_a_step_are_read_from_their_own_places():
+    def places(text: str) -> list[str]:
+        moved = dict(re.findall(r"xor\.b32 (a\d), a0, (\d+)", text))
+        return [moved.get(name, "0") for name in re.findall(r"ldmatrix[^;]*\[(a\d)\]", text)]
+
+    read = linear_some_sm90.ptx.read
+    assert places(read()) == places(read(0)) + places(read(1)) == ["0", "32", "64", "96"]
+    assert "$9, $8" in read(1) and "$17, $16" in read() and re.findall(r"\{(\$\d+), ", read(1)) == ["$0", "$4"]
+
+
+@pytest.mark.parametrize("half", [0, 1])
+def test_products_with_nothing_under_way_are_the_same_products(half: int):
+    """Of the other form, one set of registers further: behind the sums stands the left factor, then the right factor's buffer."""
+    def products(text: str) -> list[str]:
+        return re.findall(r"add\.s64 e, d, \d+;|wgmma\.mma_async[^;]*;", text)
+
+    alone, other = linear_some_sm90.ptx.started(64, half), linear_some_sm90.ptx.products(64, half)
+    assert products(alone) == products(other) and len(products(alone)) == 8
+    assert "wait_group" not in alone and "shr.u32 q, $80, 4" in alone and "shr.u32 q, $96, 4" in other
+
+
+def test_it_compiles_without_spills_to_wgmma_twice_the_same(tmp_path: Path):
     shapes = [(1280, 5120, 1), (1280, 5120, 1), (8192, 4096, 8), (25600, 6144, 1), (5120, 8192, 1), (128, 128, 1)]
     found = [(made, problems) for _, made, problems in compiled(jobs([kernels(request(*shape))[1] for shape in shapes], "sm90"))]
     for (made, problems), programs in zip(found, (1, 1, 1, 1, 2, 1), strict=True):
@@ -177,4 +200,6 @@ def test_it_compiles_without_spills_to_wgmma_twice_the_same():
         assert (problems, made.report.spill_stores, made.report.spill_loads) == ([], 0, 0)
         assert dict(made.report.instructions)["wgmma.mma_async"] == 8 * programs and "ldmatrix" in made.ptx and "cp.async.cg" in made.ptx
         assert made.ptx.index("cp.async.cg") < made.ptx.index("griddepcontrol.wait") < made.ptx.index("cp.async.bulk")
+        assert made.ptx.count("L2::evict_first") == made.ptx.count("cp.async.cg") // 4 == made.ptx.count("L2::cache_hint") // 4
+        assert "wgmma.mma_async instructions are serialized" not in toolchain._assembler_log(made.ptx, SM90, tmp_path)
     assert found[0][0].cubin == found[1][0].cubin

@@ -106,7 +106,7 @@ def test_expert_products(n: int, out: Number, gathered: bool, chip: Chip):
     cases = _same_in_all_classes(make, chip, given)
     if chip is SM90 and n == 256:
         rows = [expert_linear_sm90.row(cases[0].request, bucket) for bucket in BUCKETS]
-        assert [(r["decoded"], r["block_m"], r["spread"]) for r in rows] == [(2, 16, 1), (1, 64, 0), (1, 64, 0)]
+        assert [(r["decoded"], r["block_m"], r["instances"]) for r in rows] == [(2, 16, 0), (1, 64, 132), (1, 64, 132)]
     (found,), (wanted,) = cases[0].run(INTERPRETED, *given), cases[0].meaning(*given)
     atol = 1e-3 if out == FP32 else 2.0**-8
     np.testing.assert_allclose(found.astype(np.float64), decode(wanted), rtol=atol, atol=atol * float(np.abs(decode(wanted)).max()))
