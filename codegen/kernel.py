@@ -20,6 +20,8 @@ Attributes = tuple[tuple[str, Any], ...]
 Schedule = Mapping[str, int]
 EAGER = "eager"
 """Entry of a schedule row that any family may have: instances read their rows before they know whether those are there (0)."""
+STREAMED = "streamed"
+"""Another: what so many turns of a loop read is under way at once, where the loop reads only what it does not write (0: as the compiler does it)."""
 
 
 class KernelError(Exception):

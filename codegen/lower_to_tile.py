@@ -3,9 +3,10 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from tapeout.codegen import tile_builder as t
-from tapeout.codegen.kernel import EAGER, Buffer, Kernel, KernelError, Request
+from tapeout.codegen.kernel import EAGER, STREAMED, Buffer, Kernel, KernelError, Request, Schedule
 from tapeout.codegen.row_values import KINDS
 from tapeout.codegen.select_kernels import Choice, build, choices_of, in_launches, launches
 from tapeout.codegen.verify_tile import problems
@@ -60,13 +61,20 @@ def _text(symbol: str, choice: Choice, kernel: Kernel, buffers: tuple[Buffer, ..
     except ir.MLIRError as error:
         reasons = "; ".join(d.message for d in error.error_diagnostics) or str(error)
         raise KernelError(f"{choice.request}: kernel {choice.family} with {dict(choice.schedule)} is no tile kernel: {reasons}") from None
-    if dict(choice.schedule).get(EAGER):
-        with module.context:
-            next(iter(module.body.operations)).attributes[f"tile.{EAGER}"] = ir.UnitAttr.get()
+    with module.context:
+        _mark(next(iter(module.body.operations)).attributes, dict(choice.schedule))
     found = problems(module)
     if found:
         raise KernelError(f"kernel {symbol} for {choice.request} leaves the common op set: {'; '.join(found[:3])}")
     return str(module.operation.get_asm())
+
+
+def _mark(attributes: Any, row: Schedule) -> None:
+    """What a row asks of the target's own lowering stands on the kernel's body."""
+    if row.get(EAGER):
+        attributes[f"tile.{EAGER}"] = ir.UnitAttr.get()
+    if row.get(STREAMED):
+        attributes[f"tile.{STREAMED}"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64), row[STREAMED])
 
 
 def symbol_of(choice: Choice) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from tapeout.codegen.kernel import EAGER, KernelError, Schedule
+from tapeout.codegen.kernel import EAGER, STREAMED, KernelError, Schedule
 
 PART, PART_WARPS = "part", "part_warps"
 """The entry of a schedule row that names a launch in front of the kernel's own, by number; warps of such launches."""
@@ -44,8 +44,9 @@ def tuned(given: Sequence[TunedRow], request: str, own: Rows) -> Rows:
 
 
 def _require_fit(row: Schedule, own: Sequence[Schedule]) -> None:
-    """The row sets what all of the target's rows set (`eager` or not), and nothing that none of them sets; sizes are sizes."""
-    known, needed = {name for one in own for name in one}, {name for name in own[0] if name != EAGER and all(name in one for one in own)}
+    """The row sets what all of the target's rows set (`eager` and `streamed` or not), and nothing that none of them sets; sizes are sizes."""
+    known = {name for one in own for name in one}
+    needed = {name for name in own[0] if name not in (EAGER, STREAMED) and all(name in one for one in own)}
     found = [f"{name} is missing" for name in sorted(needed - set(row))]
     found += [f"{name} is not among {', '.join(sorted(known)) or 'them, as there are none'}" for name in sorted(set(row) - known)]
     for name in sorted(known & set(row)):

@@ -115,8 +115,10 @@ class _Body:
         self._p.names.update(zip(body.arguments, arguments, strict=True))
         self._p.names.update(zip(grid.arguments, arguments, strict=True))
         self._p.narrow = narrow_values(body)
+        self._p.spread = emit_memory.spread_values(body)
         self._unread = unread_values(body, self._p.narrow)
         self._order = Order(shared_buffers(body))
+        self._streamed = body.attributes["tile.streamed"].value if "tile.streamed" in body.attributes else 0
 
     def lines(self) -> list[str]:
         """Lines of the kernel, without the function's own indentation."""
@@ -207,7 +209,7 @@ class _Body:
         lower, upper, step, *start = op.operands
         carried = self._start(op.results, start, "carry")
         counter = p.fresh("i")
-        p.line(f"for {counter} in range({p.names[lower]}, {p.names[upper]}, {p.names[step]}):")
+        p.line(f"for {counter} in {self._range(op, ', '.join(p.names[v] for v in (lower, upper, step)))}:")
         p.depth += 1
         block = op.regions[0].blocks[0]
         p.names.update(zip(list(block.arguments)[1:], carried, strict=True))
@@ -217,6 +219,13 @@ class _Body:
         p.depth -= 1
         p.names.update(zip(op.results, carried, strict=True))
         self._order.pending |= before
+
+    def _range(self, loop: Any, bounds: str) -> str:
+        """What a loop counts through. Reads of a streamed kernel's innermost loops go ahead through shared memory, unless a turn could read what one
+        in front of it writes."""
+        ops = list(nested(loop.operation))
+        may = any(op.name == "tile.load" for op in ops) and not any(op.name == "scf.for" for op in ops) and not shared_buffers(loop)
+        return f"tl.range({bounds}, num_stages={self._streamed})" if self._streamed and may else f"range({bounds})"
 
     def _finish(self, block: Any, names: list[str]) -> None:
         """Hands on what a block yields; all values are read before one is set."""

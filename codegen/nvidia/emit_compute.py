@@ -8,7 +8,7 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
-from tapeout.codegen.nvidia.exact import DECODER, FP4_DECODER, FP4_ENCODER, RECIPROCAL, ROUNDED, nibble, packed_numbers
+from tapeout.codegen.nvidia.exact import DECODER, FP4_DECODER, FP4_ENCODER, RECIPROCAL, ROUNDED, nibble, packed_numbers, squared
 from tapeout.codegen.nvidia.printer import KINDS, EmitError, Printer, element, extents, literal, padded
 from tapeout.dialects._mlir import ir
 
@@ -61,6 +61,16 @@ def _unsigned(sign: str) -> Callable[[Printer, Any], None]:
 
 def _call(text: str) -> Callable[[Printer, Any], None]:
     return lambda p, op: p.assign(op.results[0], op.name.split(".")[1], text.format(*p.of(op.operands)))
+
+
+def _add(p: Printer, op: Any) -> None:
+    """A sum onto which the square of a BF16 number comes is one op with the same result, as that square is an f32 number: only one below 2^-126 is
+    not, and only a sum below 2^-100 could show that."""
+    found = [(squared(v), other) for v, other in zip(op.operands, reversed(list(op.operands)), strict=True)]
+    x, other = next(((x, other) for x, other in found if x is not None and x not in p.narrow), (None, None))
+    if x is None:
+        return _infix("+")(p, op)
+    return p.assign(op.results[0], "addf", f"tl.fma({p.names[x]}, {p.names[x]}, {p.names[other]})")
 
 
 def _divide(p: Printer, op: Any) -> None:
@@ -212,6 +222,9 @@ def _broadcast(p: Printer, op: Any) -> None:
     source = op.operands[0]
     if not extents(source):
         return p.assign(out, "broadcast", p.full(out, p.names[source]))
+    if source in p.spread:  # stands in every row already
+        p.names[out] = p.names[source]
+        return None
     pick = ", ".join("None" if d in added else ":" for d in range(len(extents(out))))
     return p.assign(out, "broadcast", f"tl.broadcast_to({p.names[source]}[{pick}], {p.shape(out)})")
 
@@ -321,6 +334,7 @@ FORMS: dict[str, Callable[[Printer, Any], None]] = {
     "arith.index_cast": _convert_index,
     "arith.bitcast": _bitcast,
     "arith.constant": _constant,
+    "arith.addf": _add,
     "arith.divf": _divide,
     "arith.cmpi": _compare_integers,
     "arith.cmpf": _compare_floats,

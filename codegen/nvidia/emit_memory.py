@@ -8,10 +8,13 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
-from tapeout.codegen.nvidia.printer import Printer, as_number, extents, padded
+from tapeout.codegen.nvidia.hazards import nested
+from tapeout.codegen.nvidia.printer import Printer, as_number, element, extents, padded
 from tapeout.dialects import tile
 
 INT32_LIMIT = 2**31
+WARP_LINE = 256
+"""BF16 numbers that a warp reads at once, 16 bytes a lane."""
 
 
 def program_id(p: Printer, op: Any) -> None:
@@ -99,10 +102,35 @@ def _box(p: Printer, op: Any, value: Any, panel: int) -> tuple[str, str]:
     return (f"{first} + ({_sum(lanes)})" if box else first), " & ".join(_masks(p, value, left))
 
 
+def spread_values(function: Any) -> dict[Any, int]:
+    """Short BF16 lines that are read only to stand in each of some rows, as loaded and as widened, with the number of rows. Every warp reads such a
+    line for itself, as it has the rows' columns: dealt out to all threads it would go through shared memory first."""
+    found: dict[Any, int] = {}
+    for op in nested(function.operation):
+        if op.name == "tile.load" and not len(op.extent) and not op.panel.value and len(extents(op.out)) == 1:
+            n, values = extents(op.out)[0], [op.out]
+            if all(use.owner.name == "arith.extf" for use in op.out.uses):
+                values += [use.owner.results[0] for use in op.out.uses]
+            readers = [use.owner for value in values[1:] or values for use in value.uses]
+            rows = {extents(r.results[0])[0] if _stands_in_rows(r) else 0 for r in readers}
+            if element(op.out) == "bf16" and n == padded(n) and n <= WARP_LINE and len(rows) == 1 and max(rows) > 1:
+                found |= dict.fromkeys(values, max(rows))
+    return found
+
+
+def _stands_in_rows(op: Any) -> bool:
+    return op.name == "linalg.broadcast" and list(op.operation.attributes["dimensions"]) == [0] and len(extents(op.results[0])) == 2
+
+
 def load(p: Printer, op: Any) -> None:
     """A box; 0 where nothing may be read."""
+    if op.out in p.spread:
+        box = [p.spread[op.out], *extents(op.out)]
+        start = _sum([_times(p.names[i], s) for i, s in zip(op.at, _strides(tile.integers(op.shape), 0), strict=True)])
+        first = p.names[op.base] if start == "0" else p.fresh_line("first", f"{p.names[op.base]} + ({start})")
+        return p.assign(op.out, "load", f"tl.load({first} + ({p.lanes(box, 0)} * 0 + {p.lanes(box, 1)}))")
     at, mask = _box(p, op, op.out, op.panel.value)
-    p.assign(op.out, "load", f"tl.load({at}, mask={mask}, other={p.zero(op.out)})" if mask else f"tl.load({at})")
+    return p.assign(op.out, "load", f"tl.load({at}, mask={mask}, other={p.zero(op.out)})" if mask else f"tl.load({at})")
 
 
 def store(p: Printer, op: Any) -> None:

@@ -127,6 +127,16 @@ def narrow_values(function: Any) -> set[Any]:
         chains = [(op, chain) for op, chain in chains if not chain & seen]
 
 
+def squared(value: Any) -> Any:
+    """The tile of BF16 numbers that an f32 tile is the square of, where one op reads it; None for another tile."""
+    owner = value.owner
+    if isinstance(owner, ir.Block) or owner.name != "arith.mulf" or owner.operands[0] != owner.operands[1] or len(list(value.uses)) != 1:
+        return None
+    x = owner.operands[0]
+    widened = isinstance(x.type, ir.RankedTensorType) and not isinstance(x.owner, ir.Block) and x.owner.name == "arith.extf"
+    return x if widened and str(x.owner.operands[0].type.element_type) == "bf16" else None
+
+
 def unread_values(function: Any, narrow: set[Any]) -> set[Any]:
     """Values that are not computed: halves of packed bytes are decoded by one call, from the bytes on, and encoded by one, from the numbers on."""
     found: set[Any] = set()

@@ -46,8 +46,8 @@ def literal(number: float) -> str:
 
 
 class Printer:
-    """Lines and names of one kernel. `head` holds what is computed once in front: instance numbers and lanes; `narrow` values are held as BF16;
-    `helpers` are the functions that the lines call; `held` are counts that have been read, by how they are."""
+    """Lines and names of one kernel. `head` holds what is computed once in front: instance numbers and lanes; `narrow` values are held as BF16,
+    `spread` ones in each of so many rows; `helpers` are the functions that the lines call; `held` are counts that have been read, by how they are."""
 
     def __init__(self) -> None:
         self.names: dict[Any, str] = {}
@@ -57,6 +57,7 @@ class Printer:
         self._count = 0
         self._known: dict[str, str] = {}
         self.narrow: set[Any] = set()
+        self.spread: dict[Any, int] = {}
         self.helpers: dict[str, None] = {}
         self.held: dict[str, str] = {}
 

@@ -8,7 +8,7 @@ the compiler.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tapeout.codegen.kernel import EAGER, Request, Schedule, width
+from tapeout.codegen.kernel import EAGER, STREAMED, Request, Schedule, width
 from tapeout.codegen.nvidia import product_schedules
 from tapeout.codegen.nvidia.block_sizes import fitting, padded, power
 from tapeout.codegen.nvidia.facts import Chip
@@ -24,8 +24,9 @@ SHORT_COLUMNS = 256  # the same where a block is several rows
 HELD_COLUMNS = 8192  # columns of rows that four warps hold: 64 numbers a thread
 HELD_STREAMS = 20480  # columns of all streams of a row that sixteen warps hold
 ROW_ELEMENTS = 1024  # elements of a row-wise tile of several narrow rows
-NARROW_COLUMNS = 256  # columns of rows that a warp rotates two of at once
-WARP_COLUMNS, WARP_BLOCK = 1280, 512  # columns of rows that a warp holds, and of a block of them
+NARROW_COLUMNS, NARROW_ROWS = 256, 4  # columns of rows that come in blocks of so many: an instance takes longer to start than a warp works on one
+WARP_COLUMNS, WARP_BLOCK = 1280, 256  # columns of rows that a warp holds, and what it reads at once: two warps would add up in another order than one
+WARP_REGISTERS = 64  # of its threads: all rows of the largest launches are on a chip at once
 FEW_ROWS = 64  # largest bucket in which rows are instances of their own
 MOVED_COLUMNS = 4096
 CODED_COLUMNS = 4096  # columns of heads that a warp rotates and encodes
@@ -34,6 +35,7 @@ PIECE_COLUMNS, LEVELS, LISTED = 2048, 17, 32768  # of a row of logits that is dr
 LANES_EACH = 8  # elements of a tile for each thread
 GATE_SEGMENT = 512  # columns that one instance of the gate multiplies
 FEW_EXPERTS, MOST_GATED = 64, 1024  # scores that a warp chooses from; rows up to which a gate's launch waits for its first bytes most of the time
+STREAMED_BLOCKS = 3  # of columns: what a sum over many streams reads ahead; four leave fewer instances room (measured)
 TOGETHER = ("rms_norm", "quantize", "swiglu", "rope", "norm_rope_quantize")
 """Families whose rows come in blocks where there are many."""
 ALONE = ("collapse", "collapse_norm", "expand", "mean", "engram_gate")
@@ -108,11 +110,11 @@ def _held_streams(request: Request, chip: Chip) -> Schedule:
 
 
 def _norm_rope(request: Request, chip: Chip) -> Schedule:
-    """Narrow rows: a warp holds one, or two that are very narrow."""
+    """A warp holds a row, and very narrow rows come in blocks; two of them in a warp would be added up in another order than one alone is."""
     n = width(request.operands[0])
     block = fitting(n, ROW_COLUMNS, _multiple(request))
-    rows = 2 if n <= NARROW_COLUMNS and request.of("nn.rope")["heads"] == 1 else 0
-    return _compiled({"block_columns": block, "held": int(n <= ROW_COLUMNS), "block_rows": rows}, _warps(padded(block), 1))
+    rows = NARROW_ROWS if n <= NARROW_COLUMNS and request.of("nn.rope")["heads"] == 1 else 0
+    return _compiled({"block_columns": block, "held": int(n <= ROW_COLUMNS), "block_rows": rows}, max(1, rows))
 
 
 def _expert_gate(request: Request, chip: Chip) -> Schedule:
@@ -121,14 +123,15 @@ def _expert_gate(request: Request, chip: Chip) -> Schedule:
     assert isinstance(view, Tensor)
     segments = k // GATE_SEGMENT if k % GATE_SEGMENT == 0 else 1
     warps = 1 if view.sized(0)[0] <= FEW_EXPERTS else 4
-    return {**_compiled({**_gate_blocks(request, MOST_GATED + 1, segments), "segments": segments, "panel": 0}, warps, 3), "part_warps": 4}
+    return {**_compiled({**_gate_blocks(request, MOST_GATED + 1, segments, chip), "segments": segments, "panel": 0}, warps, 3), "part_warps": 4}
 
 
-def _gate_blocks(request: Request, rows: int, segments: int) -> dict[str, int]:
+def _gate_blocks(request: Request, rows: int, segments: int, chip: Chip) -> dict[str, int]:
     """Rows, experts and columns of a block: of BF16 factors none of them shows in a score. A segment of few rows is read in two steps."""
     view, k = request.operands[1], width(request.operands[0])
     assert isinstance(view, Tensor)
-    block_rows, columns = (16, 256) if rows <= FEW_ROWS else (64, 128) if rows <= MOST_GATED else (64, 64)
+    few = rows <= FEW_ROWS and product_schedules.few_alone(chip)
+    block_rows, columns = (16, 256) if few else (64, 128) if rows <= MOST_GATED else (64, 64)
     if not all(isinstance(v, Tensor) and v.number.element == "bf16" for v in request.operands[:2]):
         columns = 64
     experts = power(view.sized(0)[0], 64 if rows <= MOST_IN_PIECES else 128, 16)
@@ -139,7 +142,7 @@ def _rope(request: Request, chip: Chip) -> Schedule:
     """Codes of many heads take most of the time: one warp has all columns of a row, and eight of them next to each other a thread."""
     rope = request.of("nn.rope")
     if rope["heads"] == 1:
-        return _compiled({"block_heads": 1, "block_rows": 2}, 1)
+        return _compiled({"block_heads": 1, "block_rows": NARROW_ROWS}, 1)
     if request.op.startswith("nn.fused") and rope["heads"] * rope["width"] <= CODED_COLUMNS:
         return _compiled({"block_heads": power(rope["heads"], rope["heads"])}, 1)
     return _compiled(_heads(request))
@@ -281,14 +284,18 @@ def bucket_rows_for(chip: Chip) -> Callable[[str, Request, Schedule, int], Sched
         if rows <= FEW_ROWS and family in TOGETHER:
             each = max(1, row.get("block_rows", 1))
             row = {**row, "block_rows": min(1, row.get("block_rows", 1)), "warps": max(1, row["warps"] // each)}
+        elif family == "rms_norm" and width(request.operands[0]) <= WARP_COLUMNS:
+            row = {**row, "registers": WARP_REGISTERS}
         if rows <= FEW_ROWS and family == "rope" and row["block_heads"] > 1:
             row = {**row, **_compiled(_heads(request))}
         if rows <= FEW_ROWS and family == "engram_gate" and row["block_columns"] == ROW_COLUMNS and columns_of(request.operands[0]) <= HELD_STREAMS:
             row = {**row, "held": 1, "ahead": 1, "warps": 4 * row["warps"]}
         if rows <= FEW_ROWS and family in (*TOGETHER, *ALONE):
             return {**row, EAGER: 1}
+        if family == "engram_gate" and width(request.operands[0]) >= STREAMED_BLOCKS * row["block_columns"]:
+            return {**row, STREAMED: STREAMED_BLOCKS}
         if family == "expert_gate":
-            return {**row, **_gate_blocks(request, rows, row["segments"])}
+            return {**row, **_gate_blocks(request, rows, row["segments"], chip)}
         return product_schedules.for_bucket(family, request, row, rows, chip)
 
     return row_for

@@ -17,7 +17,7 @@ from tapeout.runtime.artifact import Artifact, Launch
 from tapeout.runtime.device import Call
 from tapeout.runtime.program import Draw, LoadedPrograms, Part, StepRows
 from tests.bench.gpu_floors import floor_us
-from tests.bench.gpu_timing import MeasuredDevice, hot_and_cold, plain_read_us, spans_of, timed
+from tests.bench.gpu_timing import MeasuredDevice, hot_and_cold, plain_us, spans_of, timed
 from tests.bench.greedy import FIRST_TEXT
 
 OPERATIONS = ("fp4", "fp8", "bf16", "f32")
@@ -129,7 +129,7 @@ def _table(programs: LoadedPrograms, device: MeasuredDevice, parts: Sequence[Par
         calls = [replace(one, after=None) for _, one in launches[start : place + 1]]  # one after the other
         seconds = hot_and_cold(device, calls, spans, _moved(launch, counts))
         row = _row(programs.artifact, number, times, launch, call, counts, seconds)
-        found.append({**_held_against(row, device, tops, empty_us), "pairs": pairs})
+        found.append({**_held_against(row, device, tops, empty_us, device.begins_early(call)), "pairs": pairs})
     return found
 
 
@@ -155,14 +155,18 @@ def _row(artifact: Artifact, number: int, launches: int, launch: Launch, call: C
     return {
         "kernel": kernel.symbol, "family": kernel.family, "op": kernel.op, "variant": kernel.variant, "launches": launches,
         "rows": int(counts[str(launch.buffers[-1][1])]), "grid": list(call.grid or ()), "hot_us": 1e6 * hot, "cold_us": 1e6 * cold,
+        "read": cost.get("read", 0.0), "written": cost.get("written", 0.0),
         "bytes": cost.get("read", 0.0) + cost.get("written", 0.0), "operations": sum(cost.get(kind, 0.0) for kind in OPERATIONS),
         "registers": binary.registers if binary else None, "spills": binary.spills if binary else None,
         "occupancy": binary.occupancy if binary else None,
     }  # fmt: skip
 
 
-def _held_against(row: dict[str, Any], device: MeasuredDevice, tops: Mapping[str, float | None], empty_us: float) -> dict[str, Any]:
-    """The row with its shares of the ceilings, what no launch can beat by them, and its floor with a plain read of as many bytes."""
+def _held_against(
+    row: dict[str, Any], device: MeasuredDevice, tops: Mapping[str, float | None], empty_us: float, early: bool
+) -> dict[str, Any]:
+    """The row with its shares of the ceilings, what no launch can beat by them, and its floor with a plain kernel that moves as many bytes, launched
+    in the same way."""
     copy, matmul, cold, hot = tops["copy"], tops["matmul"], row["cold_us"], row["hot_us"]
     bounds = [1e6 * amount / top for amount, top in ((row["bytes"], copy), (row["operations"], matmul)) if top]
     allowed = floor_us(row, row["rows"], tops, empty_us)
@@ -171,7 +175,7 @@ def _held_against(row: dict[str, Any], device: MeasuredDevice, tops: Mapping[str
         "copy_share": 1e6 * row["bytes"] / cold / copy if copy and cold > 0 else None,
         "matmul_share": 1e6 * row["operations"] / hot / matmul if matmul and hot > 0 else None,
         "bound_us": max(bounds, default=None), "floor_us": allowed, "floor": None if allowed is None or cold <= 0 else allowed / cold,
-        "read_us": None if allowed is None else plain_read_us(device, row["bytes"]),
+        "plain_us": None if allowed is None else plain_us(device, row["read"], row["written"], early), "early": early,
     }  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """Times on a GPU: graphs of many launches between events, cold ones with every operand in many copies, and ceilings measured the same way.
 
 `cold` launches take turns on copies of what they read and write, together more than the second-level cache holds, so that each finds nothing of
-its own there. A plain read is a kernel of a few lines of PTX that reads and does nothing else, at the best of a few shapes.
+its own there. A plain kernel of a few lines of PTX reads and writes as many bytes and does nothing else, launched in the same way, at the best of
+a few shapes.
 """
 
 import ctypes
@@ -14,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from tapeout.runtime.device import Call
-from tapeout.runtime.device.cuda import CudaDevice, GraphTable
+from tapeout.runtime.device.cuda import CudaDevice, GraphTable, _grid
+from tapeout.runtime.device.early import fits, launch_early
 from tapeout.runtime.program import LoadedPrograms
 
 COPY_BYTES = 2 << 30
@@ -29,11 +31,11 @@ PLACE = 256  # bytes: where a copy begins
 
 
 class MeasuredDevice(CudaDevice):
-    """The device, memory for copies of operands, and kernels that only read."""
+    """The device, memory for copies of operands, and kernels that only move bytes."""
 
     _early = True
     _pool: tuple[int, int] = (0, 0)
-    _read: Any = None
+    _plain: Any = None
 
     def table(self, calls: Sequence[Call], *, copies: bool = True, early: bool = True) -> GraphTable:
         """As the device's; within `one_after_the_other` no launch begins early."""
@@ -73,18 +75,27 @@ class MeasuredDevice(CudaDevice):
         self._undo.append(("cuGraphExecDestroy", executable))
         return GraphTable(executable, ())
 
-    def reader(self) -> dict[int, Any]:
-        """Reading kernels by loads in flight, and the empty one as 0."""
-        if self._read is None:
-            module = self._driver("cuModuleLoadData", ptx().encode() + b"\0")
+    def plain(self) -> dict[int, Any]:
+        """Plain kernels by loads in flight, and the empty one as 0."""
+        if self._plain is None:
+            waits = self._driver.attribute("COMPUTE_CAPABILITY_MAJOR", self._device) >= FIRST_EARLY
+            module = self._driver("cuModuleLoadData", ptx(waits=waits).encode() + b"\0")
             self._undo.append(("cuModuleUnload", module))
-            self._read = {n: self._driver("cuModuleGetFunction", module, f"read_{n}".encode()) for n in (0, *IN_FLIGHT)}
-        return dict(self._read)
+            self._plain = {n: self._driver("cuModuleGetFunction", module, f"plain_{n}".encode()) for n in (0, *IN_FLIGHT)}
+        return dict(self._plain)
 
-    def start(self, function: Any, blocks: int, threads: int, *values: int) -> None:
+    def begins_early(self, call: Call) -> bool:
+        """Whether a launch behind another one need not wait for its end."""
+        binary = self._kernels[call.kernel].binary
+        return binary.waits and fits(_grid(call), binary.warps, self._processors)
+
+    def start(self, function: Any, blocks: int, threads: int, *values: int, early: bool = False) -> None:
         """One launch of a kernel of 64-bit parameters."""
         arguments = (values, (ctypes.c_void_p,) * len(values))
-        self._driver("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, self._stream, arguments, 0)
+        if early:
+            launch_early(self._driver, function, (blocks, 1, 1), threads, 0, self._stream, arguments)
+        else:
+            self._driver("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, self._stream, arguments, 0)
 
 
 def timed(device: CudaDevice, table: Any) -> float:
@@ -205,32 +216,33 @@ def _torch_seconds(work: Callable[[], Any], repeats: int = 10) -> float:
     return float(marks[0].elapsed_time(marks[1])) / 1e3 / repeats
 
 
-# -- plain reads
+# -- plain kernels
 
+FIRST_EARLY = 9  # compute capability from which a launch can begin early
 IN_FLIGHT = (1, 2, 4, 8)
 UNIT = 16  # bytes of one load
-SHAPES = ((1, 1024), (2, 512), (4, 256), (4, 512), (8, 256), (8, 512))
+SHAPES = ((1, 512), (2, 256), (2, 512), (4, 256), (4, 512), (8, 256), (8, 512))
 """Loads in flight and threads of a block; as many blocks as the bytes need, as far as they can all be resident."""
 RESIDENT = 2048  # threads of a processor
 ABOUT_BANDWIDTH = 4e12  # bytes a second: sizes a graph, enters no figure
 
 
-def plain_read_us(device: MeasuredDevice, size: float) -> float:
-    """Microseconds of the fastest launch that reads `size` bytes and nothing else, from memory that is in no cache."""
-    size = max(UNIT, int(size) // UNIT * UNIT)
-    held = max(TURNED_BYTES, size) + size
-    base, out = device.pool(held + PLACE), 0
-    turns = max(1, min(MOST_TURNS, held // size))
-    nodes = turns * max(1, -(-round(SHORTEST / (1e-6 + size / ABOUT_BANDWIDTH)) // turns))
-    processors = device._driver.attribute("MULTIPROCESSOR_COUNT", device._device)
+def plain_us(device: MeasuredDevice, read: float, written: float, early: bool) -> float:
+    """Microseconds of the fastest launch that reads and writes so many bytes and does nothing else, from memory that is in no cache; `early`: behind
+    others like it, whose end it need not wait for to begin."""
+    read, written = (max(UNIT, int(size) // UNIT * UNIT) for size in (read, written))
+    turns = max(1, min(MOST_TURNS, -(-max(TURNED_BYTES, read + written) // (read + written))))
+    base = device.pool(turns * (read + written))
+    nodes = turns * max(1, -(-round(SHORTEST / (1e-6 + (read + written) / ABOUT_BANDWIDTH)) // turns))
     best = float("inf")
     for loads, threads in SHAPES:
-        blocks = min(-(-size // (UNIT * loads * threads)), RESIDENT // threads * processors)
-        function = device.reader()[loads]
+        blocks = min(-(-max(read, written) // (UNIT * loads * threads)), RESIDENT // threads * device._processors)
+        function = device.plain()[loads]
 
         def record(function: Any = function, blocks: int = blocks, threads: int = threads) -> None:
             for node in range(nodes):
-                device.start(function, blocks, threads, base + node % turns * size, size // UNIT, out)
+                at, to = base + node % turns * read, base + turns * read + node % turns * written
+                device.start(function, blocks, threads, at, read // UNIT, to, written // UNIT, early=early and node > 0)
 
         best = min(best, timed(device, device.recorded(record)) / nodes)
     return 1e6 * best
@@ -238,42 +250,47 @@ def plain_read_us(device: MeasuredDevice, size: float) -> float:
 
 def empty_kernel_us(device: MeasuredDevice) -> float:
     """Microseconds of a node of a graph whose kernel returns at once."""
-    function = device.reader()[0]
-    return 1e6 * timed(device, device.recorded(lambda: [device.start(function, 1, 32, 0, 0, 0) for _ in range(64)] and None)) / 64
+    function = device.plain()[0]
+    return 1e6 * timed(device, device.recorded(lambda: [device.start(function, 1, 32, 0, 0, 0, 0) for _ in range(64)] and None)) / 64
 
 
-def ptx() -> str:
-    """Reading kernels for any GPU from SM80 on; each joins what it read and stores it where the result is one number in 2^32, at 0: never."""
-    return "\n".join([".version 7.4", ".target sm_80", ".address_size 64", *(_kernel(loads) for loads in (0, *IN_FLIGHT))])
+def ptx(*, waits: bool = False) -> str:
+    """Plain kernels for any GPU from SM80 on, or, where they wait for the launch in front, from SM90 on."""
+    head = [f".version {'7.8' if waits else '7.4'}", f".target sm_{90 if waits else 80}", ".address_size 64"]
+    return "\n".join([*head, *(_kernel(loads, waits) for loads in (0, *IN_FLIGHT))])
 
 
-def _kernel(loads: int) -> str:
-    """Thread t of n reads units t, t + n, .. of 16 bytes, `loads` of them at a time while there are as many."""
-    head = f".visible .entry read_{loads}(.param .u64 from, .param .u64 units, .param .u64 out)\n{{\n"
+def _kernel(loads: int, waits: bool) -> str:
+    """Thread t of n reads units t, t + n, .. of 16 bytes, `loads` of them at a time while there are as many, joins what it read, and writes that to
+    units t, t + n, .. of the result."""
+    head = f".visible .entry plain_{loads}(.param .u64 from, .param .u64 units, .param .u64 to, .param .u64 written)\n{{\n"
     if not loads:
         return f"{head}  ret;\n}}"
     group = "".join(
         f"  mad.lo.u64 %rd8, %rd5, {n}, %rd4;\n  shl.b64 %rd8, %rd8, 4;\n  add.u64 %rd8, %rd1, %rd8;\n"
-        f"  ld.global.nc.L1::no_allocate.v4.u32 {{%r{8 + 4 * n}, %r{9 + 4 * n}, %r{10 + 4 * n}, %r{11 + 4 * n}}}, [%rd8];\n"
+        f"  ld.global.L1::no_allocate.v4.u32 {{%r{8 + 4 * n}, %r{9 + 4 * n}, %r{10 + 4 * n}, %r{11 + 4 * n}}}, [%rd8];\n"
         for n in range(loads)
     )  # fmt: skip
     joined = "".join(f"  xor.b32 %r0, %r0, %r{8 + n};\n" for n in range(4 * loads))
     one = "".join(f"  xor.b32 %r0, %r0, %r{8 + n};\n" for n in range(4))
+    wait = "  griddepcontrol.wait;\n  griddepcontrol.launch_dependents;\n" if waits else ""
     return f"""{head}  .reg .b32 %r<{8 + 4 * loads}>;
-  .reg .b64 %rd<10>;
+  .reg .b64 %rd<11>;
   .reg .pred %p<3>;
   ld.param.u64 %rd1, [from];
   ld.param.u64 %rd2, [units];
-  ld.param.u64 %rd3, [out];
+  ld.param.u64 %rd3, [to];
+  ld.param.u64 %rd9, [written];
   mov.u32 %r1, %ctaid.x;
   mov.u32 %r2, %ntid.x;
   mov.u32 %r3, %nctaid.x;
   mov.u32 %r4, %tid.x;
   mad.lo.u32 %r4, %r1, %r2, %r4;
   cvt.u64.u32 %rd4, %r4;
+  mov.u64 %rd10, %rd4;
   mul.wide.u32 %rd5, %r2, %r3;
   mov.u32 %r0, 0;
-more:
+{wait}more:
   mad.lo.u64 %rd6, %rd5, {loads - 1}, %rd4;
   setp.ge.u64 %p0, %rd6, %rd2;
   @%p0 bra rest;
@@ -281,17 +298,18 @@ more:
   bra more;
 rest:
   setp.ge.u64 %p1, %rd4, %rd2;
-  @%p1 bra end;
+  @%p1 bra written_rest;
   shl.b64 %rd8, %rd4, 4;
   add.u64 %rd8, %rd1, %rd8;
-  ld.global.nc.L1::no_allocate.v4.u32 {{%r8, %r9, %r10, %r11}}, [%rd8];
+  ld.global.L1::no_allocate.v4.u32 {{%r8, %r9, %r10, %r11}}, [%rd8];
 {one}  add.u64 %rd4, %rd4, %rd5;
   bra rest;
-end:
-  setp.ne.u32 %p2, %r0, 0x9e3779b9;
+written_rest:
+  setp.ge.u64 %p2, %rd10, %rd9;
   @%p2 ret;
-  setp.eq.u64 %p2, %rd3, 0;
-  @%p2 ret;
-  st.global.u32 [%rd3], %r0;
-  ret;
+  shl.b64 %rd8, %rd10, 4;
+  add.u64 %rd8, %rd3, %rd8;
+  st.global.v4.u32 [%rd8], {{%r0, %r0, %r0, %r0}};
+  add.u64 %rd10, %rd10, %rd5;
+  bra written_rest;
 }}"""

@@ -30,23 +30,23 @@ def test_products_of_other_numbers_have_no_floor() -> None:
 
 
 def test_what_is_reached_and_what_is_not(capsys: pytest.CaptureFixture[str]) -> None:
-    found = [kernel("linear", cold_us=t, rows=64, bound_us=6.0, read_us=r) for t, r in ((5.5, 9.0), (11.0, 12.0), (22.0, 9.0))] + [kernel("draw")]
+    found = [kernel("linear", cold_us=t, rows=64, bound_us=6.0, plain_us=r) for t, r in ((5.5, 9.0), (11.0, 12.0), (22.0, 9.0))] + [kernel("draw")]
     for one in found:
         one["floor_us"] = floor_us(one, 64, TOPS, EMPTY)
         one["floor"] = None if one["floor_us"] is None else one["floor_us"] / one["cold_us"]
     assert [one["floor"] for one in found] == [pytest.approx(2), pytest.approx(1), pytest.approx(0.5), None]
     assert summary({"kernels": found}) == (
-        "floors: 2 of 3 kernels that have one reach it, 0 have one below a plain read of their bytes; not linear 50 %"
+        "floors: 2 of 3 kernels that have one reach it, 0 have one below a plain kernel that moves their bytes; not linear 50 %"
     )
-    found[2]["read_us"] = 20.0
-    assert summary({"kernels": found}).endswith("1 have one below a plain read of their bytes; not linear 50 % (below a plain read)")
-    found[2]["read_us"] = 9.0
+    found[2]["plain_us"] = 20.0
+    assert summary({"kernels": found}).endswith("1 have one below a plain kernel that moves their bytes; not linear 50 % (below a plain kernel)")
+    found[2]["plain_us"] = 9.0
     show_floors([{"rows": 64, "kernels": found}])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:6] for line in lines if line.startswith("linear")] == [
         ["linear", "64", "24.00", "48.00", f"{cold:.2f}", "11.00"] for cold in (5.5, 11.0, 22.0)
     ]
-    assert [line.endswith("floor below a plain read") for line in lines if line.startswith("linear")] == [False, True, False]
+    assert [line.endswith("floor below a plain kernel") for line in lines if line.startswith("linear")] == [False, True, False]
 
 
 def test_attention_counts_with_full_lists_only() -> None:

@@ -64,17 +64,19 @@ def test_turns_are_bounded_by_time_memory_and_size(monkeypatch: pytest.MonkeyPat
     assert turns(1) == 4
 
 
-def test_the_reading_kernels_assemble(tmp_path: Path) -> None:
+@pytest.mark.parametrize("waits", [False, True])
+def test_the_plain_kernels_assemble(tmp_path: Path, waits: bool) -> None:
     triton = pytest.importorskip("triton")
-    source = tmp_path / "read.ptx"
-    source.write_text(gpu_timing.ptx())
+    source = tmp_path / "plain.ptx"
+    source.write_text(gpu_timing.ptx(waits=waits))
+    assert source.read_text().count("griddepcontrol.wait") == (len(gpu_timing.IN_FLIGHT) if waits else 0)
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
     for chip in ("sm_90", "sm_100"):
         done = subprocess.run(
-            [tool, "-v", f"-arch={chip}", source, "-o", tmp_path / "read.cubin"], capture_output=True, text=True, check=False
+            [tool, "-v", f"-arch={chip}", source, "-o", tmp_path / "plain.cubin"], capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
-        assert all(f"'read_{n}'" in done.stderr for n in (0, *gpu_timing.IN_FLIGHT))
+        assert all(f"'plain_{n}'" in done.stderr for n in (0, *gpu_timing.IN_FLIGHT))
 
 
 def test_launches_one_after_the_other_are_a_step_s_other_tables(tmp_path: Path, native: ctypes.CDLL) -> None:
