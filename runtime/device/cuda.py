@@ -315,10 +315,15 @@ class CudaDevice:
         values = (*call.buffers, self._scratch if loaded.binary.scratch else 0, 0)
         arguments = (values, (ctypes.c_void_p,) * len(values))
         threads, shared = loaded.binary.warps * WARP, loaded.binary.shared_bytes
-        if early and loaded.binary.waits and fits(grid, loaded.binary.warps, self._processors):
+        if early and self.may_begin_early(call):
             launch_early(self._driver, loaded.function, grid, threads, shared, self._stream, arguments)
         else:
             self._driver("cuLaunchKernel", loaded.function, *grid, threads, 1, 1, shared, self._stream, arguments, 0)
+
+    def may_begin_early(self, call: Call) -> bool:
+        """Whether a launch behind another kernel need not wait for its end (early.py)."""
+        binary = self._kernels[call.kernel].binary
+        return binary.waits and fits(_grid(call), binary.warps, self._processors)
 
     def _reserve_scratch(self, calls: Sequence[Call]) -> None:
         """One scratch serves all launches, as they run one after the other; a larger one leaves the old to the graphs that know it."""

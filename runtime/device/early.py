@@ -8,7 +8,8 @@ what it does before (addresses, copies of weights) overlaps with the end of the 
   has ended when a wait returns: results may be read, and memory that an earlier launch reads may be written.
 * `griddepcontrol.launch_dependents` stands behind the wait. A launch begins when every block of its predecessors has run it or has ended, so of
   what it waits for its predecessors alone may still run beside it; all that is further in front has ended before it begins. First of all the
-  host's copy of inputs: the count of rows, which no kernel writes, may be read before the wait.
+  host's copy of inputs: the count of rows, which no kernel writes, may be read before the wait. So may what a kernel's own first launch waited
+  for, by the launch behind that one.
 * Forks and joins are nothing else: several launches begin early behind one and wait for the same one; a launch behind several begins when all
   let it, and waits for all.
 * A launch behind a copy, or the first of a graph, begins when that has ended; so does one whose kernel does not wait. Copies behind a launch

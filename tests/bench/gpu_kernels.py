@@ -129,7 +129,7 @@ def _table(programs: LoadedPrograms, device: MeasuredDevice, parts: Sequence[Par
         calls = [replace(one, after=None) for _, one in launches[start : place + 1]]  # one after the other
         seconds = hot_and_cold(device, calls, spans, _moved(launch, counts))
         row = _row(programs.artifact, number, times, launch, call, counts, seconds)
-        found.append({**_held_against(row, device, tops, empty_us, device.begins_early(call)), "pairs": pairs})
+        found.append({**_held_against(row, device, tops, empty_us, device.may_begin_early(call)), "pairs": pairs})
     return found
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from tapeout.runtime.device import Call
-from tapeout.runtime.device.cuda import CudaDevice, GraphTable, _grid
-from tapeout.runtime.device.early import fits, launch_early
+from tapeout.runtime.device.cuda import CudaDevice, GraphTable
+from tapeout.runtime.device.early import launch_early
 from tapeout.runtime.program import LoadedPrograms
 
 COPY_BYTES = 2 << 30
@@ -83,11 +83,6 @@ class MeasuredDevice(CudaDevice):
             self._undo.append(("cuModuleUnload", module))
             self._plain = {n: self._driver("cuModuleGetFunction", module, f"plain_{n}".encode()) for n in (0, *IN_FLIGHT)}
         return dict(self._plain)
-
-    def begins_early(self, call: Call) -> bool:
-        """Whether a launch behind another one need not wait for its end."""
-        binary = self._kernels[call.kernel].binary
-        return binary.waits and fits(_grid(call), binary.warps, self._processors)
 
     def start(self, function: Any, blocks: int, threads: int, *values: int, early: bool = False) -> None:
         """One launch of a kernel of 64-bit parameters."""

@@ -94,9 +94,14 @@ def started(tile: int, half: int) -> str:
     return _block(["{ .reg .b32 q; .reg .b64 d, e;", _described(buffer), "wgmma.fence.sync.aligned;", *_half(tile, half)])
 
 
-def product_operands(tile: int, more: int = 2 * LEFT_REGISTERS + 4) -> str:
-    """Constraints of `products`, or of sums and so many others."""
-    return _sums(tile, more)
+def product_operands(tile: int) -> str:
+    """Constraints of `products`."""
+    return _sums(tile, 2 * LEFT_REGISTERS + 4)
+
+
+def started_operands(tile: int) -> str:
+    """Constraints of `started`."""
+    return _sums(tile, LEFT_REGISTERS + 1)
 
 
 def drain(tile: int) -> str:
