@@ -9,7 +9,6 @@ import json
 import os
 import platform
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -117,15 +116,13 @@ def import_fault(module: str) -> str | None:
 
 
 def _compiler() -> Finding:
-    what, remedy = "C linker (compiling for the CPU)", "install gcc or clang"
-    path = shutil.which("cc")
-    if path is None:
-        return Finding(what, "none", "cc", False, remedy)
+    from tapeout.codegen.cpu.linker import ToolMissing, linker
+
+    what = "C linker (compiling for the CPU)"
     try:
-        done = subprocess.run([path, "--version"], capture_output=True, text=True, errors="replace", check=False, timeout=IMPORT_SECONDS)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return Finding(what, f"{path}, which does not run: {error}", "cc", False, remedy)
-    return Finding(what, (done.stdout.splitlines() or ["unknown version"])[0], "cc", done.returncode == 0, remedy)
+        return Finding(what, linker(), "cc", True, "")
+    except ToolMissing as error:
+        return Finding(what, "none that works", "cc", False, str(error))
 
 
 def _ascend() -> list[Finding]:

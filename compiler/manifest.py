@@ -115,17 +115,27 @@ def _kernel(kernel: TileKernel, settings: Settings, binary: Binary | Lowered | N
 
 
 def library(objects: Mapping[str, bytes], cpu: str, store: Cache) -> bytes:
-    """The shared library of all kernels and the executor; linked once for one set of objects."""
-    key = key_of(
-        "library", processor(cpu), lowering_fingerprint(), *(part for symbol in sorted(objects) for part in (symbol, objects[symbol]))
-    )
+    """The shared library of all kernels and the executor; linked once for one set of objects and one linker."""
+    made_by = (processor(cpu), lowering_fingerprint(), importlib.metadata.version("torch-mlir"), linker_here())
+    key = key_of("library", *made_by, *(part for symbol in sorted(objects) for part in (symbol, objects[symbol])))
     return store.get_or_make(key, lambda: _linked(objects, cpu))
+
+
+def linker_here() -> str:
+    """The linker of this machine. Raises ToolchainMissing."""
+    from tapeout.codegen.cpu.linker import ToolMissing, linker
+
+    try:
+        return linker()
+    except ToolMissing as error:
+        raise ToolchainMissing(str(error)) from None
 
 
 def _linked(objects: Mapping[str, bytes], cpu: str) -> bytes:
     from tapeout.codegen.cpu.executor import NAME
     from tapeout.codegen.cpu.facts import cpu as target
-    from tapeout.codegen.cpu.toolchain import ToolchainError, executor_object, link
+    from tapeout.codegen.cpu.linker import ToolchainError, link
+    from tapeout.codegen.cpu.toolchain import executor_object
 
     executor = executor_object(target(cpu))
     with tempfile.TemporaryDirectory() as folder:

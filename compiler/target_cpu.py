@@ -8,8 +8,7 @@ from tapeout.codegen.kernel import EVERY_SCALE
 from tapeout.codegen.lower_to_tile import TileKernel
 from tapeout.codegen.select_kernels import Choice
 from tapeout.compiler.cache import Cache
-from tapeout.compiler.errors import ToolchainMissing
-from tapeout.compiler.manifest import library
+from tapeout.compiler.manifest import library, linker_here
 from tapeout.compiler.objects import kernel_objects, lowering_fingerprint
 from tapeout.compiler.settings import Settings
 from tapeout.compiler.targets import Built, Grid, Progress
@@ -25,12 +24,7 @@ class CpuTarget:
 
     def require(self) -> None:
         """The linker."""
-        from tapeout.codegen.cpu.toolchain import ToolMissing, probe
-
-        try:
-            probe()
-        except ToolMissing as error:
-            raise ToolchainMissing(str(error)) from None
+        linker_here()
 
     def levels(self, settings: Settings) -> tuple[CpuLevel, None]:
         from tapeout.codegen.cpu.facts import cpu
@@ -48,7 +42,7 @@ class CpuTarget:
         if settings.stop_after == "lower-tile-to-loops":
             return None
         sources = {f"source/cpu/{k.symbol}.mlir": k.text.encode() for k in kernels}
-        versions = {"torch-mlir": importlib.metadata.version("torch-mlir"), "lowering": lowering_fingerprint()}
+        versions = {"torch-mlir": importlib.metadata.version("torch-mlir"), "lowering": lowering_fingerprint(), "linker": linker_here()}
         return Built({LIBRARY: library(objects, settings.cpu, store), **sources}, versions, compiled=compiled)
 
 

@@ -6,6 +6,10 @@ Everything else imports `ir`, `ext`, `rewrite`, `passmanager` and upstream diale
 import importlib
 import importlib.metadata
 import importlib.util
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -18,13 +22,34 @@ _NEEDED = "needed torch-mlir==20261001: pip install 'tapeout[compile]'"
 def load(name: str) -> ModuleType:
     """Imports `name` of the bindings; raises `MlirMissing` with the command that installs them."""
     try:
-        return importlib.import_module(f"{_ROOT}.{name}")
+        with _ending_later():
+            return importlib.import_module(f"{_ROOT}.{name}")
     except ImportError as error:
         if importlib.util.find_spec(_ROOT) is None:
             raise MlirMissing(f"the MLIR bindings ({_ROOT}) are not installed; found none, {_NEEDED}") from error
         raise MlirMissing(
             f"the MLIR bindings ({_ROOT}) cannot be imported; found torch-mlir {_installed()} ({error}), {_NEEDED}"
         ) from error
+
+
+@contextmanager
+def _ending_later() -> Iterator[None]:
+    """Signals that end the process are heard when the block is through: an exception of theirs while the bindings start takes the process down."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    held = {number: handler for number, handler in handlers.items() if callable(handler)}
+    try:
+        for number in held:
+            signal.signal(number, lambda found, _: came.append(found))
+        yield
+    finally:
+        for number, handler in held.items():
+            signal.signal(number, handler)
+        for found in came[:1]:
+            signal.raise_signal(found)
 
 
 def _installed() -> str:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from tapeout.codegen.cpu.facts import Cpu
-from tapeout.codegen.cpu.toolchain import ToolchainError, compile_object, link
+from tapeout.codegen.cpu.linker import ToolchainError, link
+from tapeout.codegen.cpu.toolchain import compile_object
 from tapeout.codegen.tile_memory import argument_names, kernel_name
 from tapeout.dialects._mlir import ir
 

@@ -1,19 +1,16 @@
-"""From a kernel module to machine code: standard lowering to LLVM, an object file for a fixed CPU, a shared library.
+"""From a kernel module to machine code: standard lowering to LLVM, an object file for a fixed CPU. Libraries of them are `linker.py`'s.
 
-Same module and CPU, same bytes: the target's features stand on every function, so the host does not matter. The linker is the only
-outside tool; libraries need nothing but the C library's memory functions, which every process has.
+Same module and CPU, same bytes: the target's features stand on every function, so the host does not matter.
 """
 
-import shutil
-import subprocess
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tapeout.codegen.cpu.executor import NAME as EXECUTOR
 from tapeout.codegen.cpu.executor import executor_module
 from tapeout.codegen.cpu.facts import Cpu, cpu
+from tapeout.codegen.cpu.linker import ToolchainError
 from tapeout.codegen.cpu.lower_tile_to_loops import lower_tile_to_loops
 from tapeout.codegen.cpu.products import Blocks
 from tapeout.codegen.tile_memory import kernel_name
@@ -27,24 +24,8 @@ KEPT_SECTION = ".text.tapeout"  # the engine adds entry points of its own, built
 BLOCKS = {16: Blocks(), 32: Blocks(tall=12, short=8, panels=8)}
 
 
-class ToolchainError(RuntimeError):
-    """A kernel that does not lower, or a linker that is missing or fails."""
-
-
-class ToolMissing(ToolchainError):
-    """There is no linker on this machine."""
-
-
 class StackExceeded(ToolchainError):
     """Tiles of a kernel that do not fit on the stack: its schedule row is too large."""
-
-
-def probe() -> str:
-    """The path of the linker; raises `ToolMissing`. Needed once, before kernels are compiled for a library."""
-    found = shutil.which("cc")
-    if found is None:
-        raise ToolMissing("found no C compiler driver `cc` on the path; linking kernels for the CPU needs it: install gcc or clang")
-    return found
 
 
 def compile_object(module: ir.Module, target: Cpu | None = None) -> bytes:
@@ -117,35 +98,3 @@ def executor_object(target: Cpu | None = None) -> bytes:
     """The object with `tapeout_execute`, which runs a list of launches."""
     with ir.Context():
         return object_of(executor_module(), EXECUTOR, target or cpu())
-
-
-def link(objects: Mapping[str, bytes], path: Path) -> None:
-    """Links objects (kernel name -> bytes, in sorted order) and exports the kernels' names and `tapeout_execute`, if among them.
-
-    Raises `ToolMissing`, or `ToolchainError` with the linker's words.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        files = []
-        for name in sorted(objects):
-            files.append(Path(folder) / f"{name}.o")
-            files[-1].write_bytes(objects[name])
-        exports = Path(folder) / "exports"
-        exports.write_text("{ global: " + " ".join(f"{name};" for name in sorted(objects)) + " local: *; };\n")
-        _run_linker([*map(str, files), f"-Wl,--version-script={exports}", "-o", str(path)])
-
-
-def _run_linker(arguments: list[str]) -> None:
-    command = [
-        probe(),
-        "-shared",
-        "-nostdlib",
-        "-Wl,--build-id=none",
-        "-Wl,--gc-sections",
-        "-Wl,--hash-style=gnu",
-        "-Wl,-z,noexecstack",
-        "-Wl,-s",
-        *arguments,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    if done.returncode:
-        raise ToolchainError(f"linking failed: {done.stderr.strip()}")

@@ -31,16 +31,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = _run(given)
         sys.stdout.flush()
-    except Terminated as end:
-        print(f"tapeout: interrupted by {signal.Signals(end.number).name}", file=sys.stderr)
-        return 128 + end.number
-    except KeyboardInterrupt:
-        print("tapeout: interrupted", file=sys.stderr)
-        return 128 + signal.SIGINT
+    except KeyboardInterrupt as end:
+        return _interrupted(end)
     except BrokenPipeError:
         _drop_output()
         return 0
     except Exception as error:
+        if (behind := _behind(error)) is not None:
+            return _interrupted(behind)
         from tapeout.compiler.failure import report
 
         code = report(error, given)
@@ -49,6 +47,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     _drop_output()
     return code
+
+
+def _interrupted(end: KeyboardInterrupt) -> int:
+    """Says how the process ends, and the exit code."""
+    number = end.number if isinstance(end, Terminated) else signal.SIGINT
+    print(f"tapeout: interrupted{f' by {signal.Signals(number).name}' if isinstance(end, Terminated) else ''}", file=sys.stderr)
+    return 128 + number
+
+
+def _behind(error: BaseException | None) -> KeyboardInterrupt | None:
+    """The interrupt that an error came of: Python makes another error of one that it meets while a class is being made."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def entry() -> None:

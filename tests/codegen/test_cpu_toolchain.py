@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tapeout.codegen import tile_builder as t
-from tapeout.codegen.cpu import facts, toolchain
+from tapeout.codegen.cpu import facts, linker, toolchain
 from tapeout.codegen.cpu.executor import NAME
 from tapeout.codegen.tile_memory import kernel_name
 from tests.bench.bench_products import linear_fp4
@@ -39,7 +39,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         step("shift", lambda a, b: t.add(a, t.shr_unsigned(b, 3))),
     ]
     objects = {kernel_name(m): toolchain.compile_object(m) for m in modules}
-    toolchain.link({**objects, NAME: toolchain.executor_object()}, path)
+    linker.link({**objects, NAME: toolchain.executor_object()}, path)
     return path
 
 
@@ -124,8 +124,8 @@ def test_same_module_same_bytes(tmp_path: Path) -> None:
     paths = [tmp_path / "a.so", tmp_path / "folder" / "b.so"]
     paths[1].parent.mkdir()
     executor = toolchain.executor_object()
-    toolchain.link({"mix": first, NAME: executor}, paths[0])
-    toolchain.link({NAME: executor, "mix": second}, paths[1])
+    linker.link({"mix": first, NAME: executor}, paths[0])
+    linker.link({NAME: executor, "mix": second}, paths[1])
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
@@ -154,7 +154,7 @@ def test_tiles_that_do_not_fit_on_the_stack_are_refused() -> None:
         rows = t.View(x, [600, 500]).load([0, 0], [600, 500])
         t.View(y, [600]).store([0], t.reduce(t.mul(t.exp(rows), t.broadcast(t.reduce(t.exp(rows), "max", 1), 1, 500)), "add", 1))
 
-    with pytest.raises(toolchain.ToolchainError) as caught:
+    with pytest.raises(linker.ToolchainError) as caught:
         toolchain.compile_object(t.kernel("wide", {"x": "f32", "y": "f32"}, body, lambda *b: [1]))
     assert str(caught.value) == (
         "kernel wide keeps 1214800 bytes of tiles on the stack, x86-64-v3 allows 1048576 (the largest are 1210000, 2400, 2400); "
@@ -169,8 +169,8 @@ def test_packed_fp4_weights_are_decoded_by_byte_shuffles(tmp_path: Path) -> None
 
 
 def test_linker_failure_says_its_words(tmp_path: Path) -> None:
-    with pytest.raises(toolchain.ToolchainError, match="linking failed: "):
-        toolchain.link({"mix": b"not an object"}, tmp_path / "a.so")
+    with pytest.raises(linker.ToolchainError, match="linking failed: "):
+        linker.link({"mix": b"not an object"}, tmp_path / "a.so")
 
 
 def test_unknown_cpu_is_refused() -> None:

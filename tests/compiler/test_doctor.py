@@ -90,10 +90,12 @@ def test_the_cache_folder_must_be_writable(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_linker_that_is_missing_or_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert (doctor._compiler().found, doctor._compiler().is_ok) == ("none", False)
-    (tmp_path / "cc").write_text("#!/nowhere\n")
-    (tmp_path / "cc").chmod(0o755)
-    assert "which does not run" in doctor._compiler().found and not doctor._compiler().is_ok
+    (tmp_path / "cc").touch()
+    for mode, script, words in ((0o644, "", "found no C compiler driver `cc` on the path"), (0o755, "#!/nowhere\n", "that does not run"),
+                                (0o755, "#!/bin/sh\necho cannot find ld >&2; exit 1\n", "linking failed: cannot find ld;")):  # fmt: skip
+        (tmp_path / "cc").write_text(script)
+        (tmp_path / "cc").chmod(mode)
+        assert not doctor._compiler().is_ok and words in doctor._compiler().remedy
 
 
 def test_the_exit_code_says_whether_anything_can_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """Exit codes and endings: missing tools are 3, interrupts 130 with no process left, closed and narrow outputs cost nothing, bugs stay 4."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tapeout.codegen.cpu import toolchain
-from tapeout.compiler import workers
-from tapeout.compiler.commands import main
+from tapeout.codegen.cpu import linker
+from tapeout.compiler import commands, workers
+from tapeout.compiler.commands import Terminated, main
 from tapeout.compiler.errors import ModuleRefused, ToolchainMissing, WorkerLost
 from tapeout.compiler.failure import exit_code
 from tapeout.compiler.manifest import library
@@ -29,7 +30,7 @@ COMMAND = [sys.executable, "-m", "tapeout.compiler"]
 
 def test_only_typed_errors_are_the_users() -> None:
     assert [exit_code(error) for error in (ModuleRefused("x"), ToolchainMissing("x"), MlirMissing("x"))] == [1, 3, 3]
-    assert [exit_code(error) for error in (OSError("x"), ImportError("x"), ValueError("x"), toolchain.ToolchainError("x"))] == [4] * 4
+    assert [exit_code(error) for error in (OSError("x"), ImportError("x"), ValueError("x"), linker.ToolchainError("x"))] == [4] * 4
 
 
 def test_an_oserror_is_the_users_only_about_a_path_of_the_command(
@@ -74,6 +75,45 @@ def test_a_linker_that_fails_is_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(ToolchainMissing, match=r"^\[C301\] linking failed: no ld; linking kernels for the CPU needs a working `cc`$"):
         library({}, "x86-64-v3", Cache(tmp_path / "cache"))
+
+
+def test_another_linker_links_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver and the linker behind it are part of a library's key; what LD_RUN_PATH names is in no library."""
+    from tapeout.compiler.cache import Cache
+
+    real, store = shutil.which("cc"), Cache(tmp_path / "cache")
+    first = library({}, "x86-64-v3", store)
+    monkeypatch.setenv("LD_RUN_PATH", "/somewhere/of/this/host")
+    assert library({}, "x86-64-v3", Cache(tmp_path / "other cache")) == first
+    names = [linker.linker()]
+    for number, (asked, said) in enumerate((("--version", "cc 13.1"), ("--version", "cc 13.2"), ("*-Wl,--version", "another ld"))):
+        pattern = f'"{asked}"' if asked == "--version" else asked
+        monkeypatch.setenv("PATH", _linker(tmp_path / str(number), f'case "$*" in {pattern}) echo {said};; *) exec {real} "$@";; esac'))
+        names.append(linker.linker())
+        assert library({}, "x86-64-v3", store) == first and len(list(store.entries())) == 2 + number
+    driver, program = names[0].split(", ", 1)
+    assert names[1:] == [f"cc 13.1, {program}", f"cc 13.2, {program}", f"{driver}, another ld"]
+
+
+def _linker(folder: Path, script: str) -> str:
+    """A PATH on which `cc` is a script."""
+    folder.mkdir()
+    (folder / "cc").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "cc").chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize(("script", "sentence"), [
+    ("#!/nowhere\n", "found a C compiler driver that does not run ("),
+    ("#!/bin/sh\necho no ld here >&2; exit 1\n", "linking failed: no ld here; linking kernels for the CPU needs a working `cc`\n")])  # fmt: skip
+def test_a_linker_that_is_of_no_use_is_3_before_anything_is_compiled(tmp_path: Path, script: str, sentence: str) -> None:
+    (tmp_path / "cc").write_text(script)
+    (tmp_path / "cc").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "TAPEOUT_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run([*COMMAND, "compile", TINY, "-o", str(tmp_path / "out"), *SMALL], capture_output=True, text=True, env=environment,
+                          check=False)  # fmt: skip
+    assert done.returncode == 3 and done.stderr.startswith(f"tapeout: [C301] {sentence}")
+    assert not (tmp_path / "cache").exists() and not (tmp_path / "out").exists()
 
 
 def test_bindings_that_do_not_load_are_3(tmp_path: Path) -> None:
@@ -258,3 +298,23 @@ def test_an_output_that_lacks_characters(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ok      \\xfc\\u2192: found 1\n", "")
+
+
+@pytest.mark.parametrize(("end", "code", "said"), [(KeyboardInterrupt(), 130, "interrupted"), (Terminated(15), 143, "interrupted by SIGTERM")])
+def test_an_interrupt_inside_another_error_is_one(
+    end: KeyboardInterrupt, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python 3.11 says RuntimeError of an interrupt that comes while it makes a class; whatever a clean-up raises stands before one too."""
+
+    def while_a_class_is_made(given: object) -> int:
+        raise RuntimeError("Error calling __set_name__ on 'Field' instance") from end
+
+    def while_it_is_handled(given: object) -> int:
+        try:
+            raise end
+        finally:
+            raise ValueError("a clean-up that fails")
+
+    for ending in (while_a_class_is_made, while_it_is_handled):
+        monkeypatch.setattr(commands, "_run", ending)
+        assert main(["doctor"]) == code and capsys.readouterr().err == f"tapeout: {said}\n"

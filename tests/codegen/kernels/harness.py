@@ -18,7 +18,7 @@ import numpy as np
 
 from tapeout.codegen import tile_builder as t
 from tapeout.codegen import tile_interpreter
-from tapeout.codegen.cpu import schedules, toolchain
+from tapeout.codegen.cpu import linker, schedules, toolchain
 from tapeout.codegen.kernel import Buffer, Family, Kernel, Request, request_of, select
 from tapeout.codegen.row_values import KINDS
 from tapeout.codegen.verify_tile import problems
@@ -181,7 +181,7 @@ def compiled(module: ir.Module) -> Callable[[dict[str, Array]], None]:
 def _native(module: ir.Module) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.so"
-        toolchain.link({"kernel": toolchain.compile_object(module)}, path)
+        linker.link({"kernel": toolchain.compile_object(module)}, path)
         native = ctypes.CDLL(str(path)).kernel
     native.argtypes, native.restype = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64], None
     return native
