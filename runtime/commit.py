@@ -58,10 +58,15 @@ def lost(roster: Roster, step: Step, reason: str) -> None:
 
 
 def _fail(roster: Roster, step: Step, slot: int, reason: str) -> None:
+    """Ends the request of a slot whose rows came to nothing. What is kept of it, or was going to be, is nobody else's."""
     branch = roster.by_slot[slot]
     epochs = dict(zip(step.slots.tolist(), step.epochs.tolist(), strict=True)) | {p.slot: p.epoch for p in step.pieces}
-    if branch is not None and roster.columns.epoch[slot] == epochs.get(slot):
-        roster.finish_all(branch.request.id, Status.FAILED, reason)
+    if branch is None or roster.columns.epoch[slot] != epochs.get(slot):
+        return
+    if roster.prefix is not None:
+        roster.prefix.withdraw(slot, branch.keys)
+    roster.chores.saves[:] = [save for save in roster.chores.saves if save.slot != slot]
+    roster.finish_all(branch.request.id, Status.FAILED, reason)
 
 
 # -- decode rows
@@ -310,8 +315,8 @@ def _keep_snapshots(roster: Roster, step: Step, result: StepResult) -> None:
         return
     early = len(step.early_saves)
     for i, (save, payload) in enumerate(zip((*step.early_saves, *step.saves), result.saved, strict=True)):
-        if i >= early and roster.columns.epoch[save.slot] != save.epoch:
-            continue  # a step that this one built on was lost: what was saved is not what its name says
+        if save.slot in result.failed or (i >= early and roster.columns.epoch[save.slot] != save.epoch):
+            continue  # its rows came to nothing, or a step that this one built on was lost: what was saved is not what its name says
         if save.replaces is not None:
             roster.prefix.snapshots.drop(save.replaces)
         roster.prefix.snapshots.put(save.key, Snapshot(payload, save.lineage, save.session))

@@ -101,6 +101,12 @@ class DiskTier:
             self.failed += 1
         return stored
 
+    def drop(self, key: bytes) -> None:
+        """Removes what is stored under a block's name."""
+        for name in (_name("block", key), _name("snapshot", key)):
+            if name in self._sizes:
+                self._remove(name)
+
     def _bytes_of(self, name: str) -> bytes:
         try:
             return (self.folder / name).read_bytes()

@@ -82,7 +82,7 @@ class ManifestEdited(ArtifactError):
 
 
 class FileMissing(ArtifactError):
-    code, sentence = "A107", "a file of the artifact is missing"
+    code, sentence = "A107", "a file of the artifact is missing or cannot be read"
 
 
 class FileChanged(ArtifactError):
@@ -190,6 +190,13 @@ class StepLost(DeviceError):
     """Raised by a device that lost a step; the requests in it end as `error`, the others are unharmed."""
 
     code, sentence, remedy = "D120", "the device lost a step", "submit the request again"
+
+
+class LogitsNotFinite(DeviceError):
+    """The end of a request of whose tokens one was drawn from a NaN or an infinity; the others of the step are unharmed."""
+
+    code, sentence = "D121", "the logits of a token are not finite"
+    remedy = "check the checkpoint's files; where they are whole, the device"
 
 
 class DeviceClosed(DeviceError):

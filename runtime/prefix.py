@@ -220,6 +220,16 @@ class PrefixIndex:
         held = self.pool.held(slot)
         return [i for i in range(first, len(keys)) if self.pool.publish(held[i], Named(keys[i], lineage, session))]
 
+    def withdraw(self, slot: int, keys: Sequence[bytes]) -> None:
+        """Forgets what is kept of a slot whose rows came to nothing: its blocks, and all that is stored under their names, may be as wrong."""
+        for block in self.pool.held(slot):
+            self.pool.withdraw(block)
+        for key in keys:
+            if self.snapshots is not None:
+                self.snapshots.drop(key)
+            if self.disk is not None:
+                self.disk.drop(key)
+
     def may_keep_snapshot(self, plan: ReplayPlan | None, end: int) -> bool:
         """Says whether the window state at `end` may be kept: after a replay only once a whole window was computed behind the hit."""
         return plan is None or plan.lineage is None or end - plan.write_from >= self.rules.window

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tapeout.runtime.errors import LogitsNotFinite
 from tapeout.runtime.program import DrawColumns, LoadedPrograms, StepRows
 from tapeout.runtime.replay import Mode, ReplayRules
 from tapeout.runtime.step import Piece, Step, StepResult
@@ -84,8 +85,9 @@ class ProgramRunner:
         saved += [self._window(save.slot) for save in step.saves]
         ms = (perf_counter() - started) * 1e3
         taken = flat(sampled.first, sampled.counts)
-        return StepResult(sampled.counts, sampled.tokens[taken], sampled.logprobs[taken], np.maximum(widths, 1), drafts, confidences, saved,
-                          ms=ms)  # fmt: skip
+        logprobs = sampled.logprobs[taken]
+        return StepResult(sampled.counts, sampled.tokens[taken], logprobs, np.maximum(widths, 1), drafts, confidences, saved,
+                          self._failed(step, sampled.counts, logprobs), ms=ms)  # fmt: skip
 
     # -- states
 
@@ -185,6 +187,16 @@ class ProgramRunner:
         self._last[slots[has_rows]] = tokens[newest[has_rows]]
         self._length[slots[has_rows]] = (before + counts)[has_rows]
         return Sampled(tokens, logprobs, counts, newest - counts + 1, newest)
+
+    def _failed(self, step: Step, counts: Int64, logprobs: NDArray[np.float32]) -> dict[int, str]:
+        """Slots with an output [counts of each] whose logits cannot be ranked, and why: a NaN or an infinity among them leaves no log-probability."""
+        bad = ~np.isfinite(logprobs)
+        if not bad.any():
+            return {}
+        output = np.repeat(np.arange(len(counts)), counts)
+        drawn = self._length[slots := self._owners(step)][output] - counts[output] + flat(np.zeros(len(counts), np.int64), counts) + 1
+        found = zip(slots[output][bad].tolist(), drawn[bad].tolist(), strict=True)
+        return {slot: str(LogitsNotFinite(f"behind {n} tokens", "no log-probability", "a number")) for slot, n in reversed(list(found))}
 
     def _owners(self, step: Step) -> Int64:
         """The slot of each output of the step."""

@@ -139,6 +139,10 @@ class _Row:
         peak = t.reduce(self.numbers(PEAK), "max", 0)
         return settings_of(self.operand(1), self.operand(2), self.operand(3), peak, self.sizes.tokens)
 
+    def put_token(self, results: Value, token: Value) -> None:
+        """Stores the row's token. Where logits are NaN none may have been found: some token of the vocabulary then, as others read rows by it."""
+        t.View(results, [None]).store([self.at], t.maximum(t.minimum(token, self.sizes.tokens - 1), 0))
+
     def _lines(self, real: bool) -> tuple[int, Value]:
         return (REAL_LINES, self.bound.workspaces[0]) if real else (LINES, self.bound.workspaces[1])
 
@@ -360,11 +364,11 @@ def _finish(row: _Row, stream: int) -> None:
     across = t.broadcast(peak, 0, sizes.pieces)
     bases = t.sub(t.maximum(peaks, LOWEST_SCORE), across)
     loss = t.negate(t.log(t.reduce(t.mul(row.numbers(SUM), t.exp(bases)), "add", 0)))
-    token, lost = (t.View(r.values, [None]) for r in bound.results)
+    tokens, lost = bound.results[0].values, t.View(bound.results[1].values, [None])
     greedy = t.reduce(t.select(t.equal(peaks, across), row.numbers(GREEDY, False), HIGHEST_ID), "min", 0)
 
     def plain() -> None:
-        token.store([row.at], greedy)
+        row.put_token(tokens, greedy)
         lost.store([row.at], loss)
 
     def drawn() -> None:
@@ -372,10 +376,10 @@ def _finish(row: _Row, stream: int) -> None:
         best = t.reduce(scores, "max", 0)
         found = t.equal(scores, t.broadcast(best, 0, sizes.pieces))
         drawn = t.reduce(t.select(found, row.numbers(DRAWN, False), HIGHEST_ID), "min", 0)
-        surely = lambda: token.store([row.at], drawn)  # noqa: E731
+        surely = lambda: row.put_token(tokens, drawn)  # noqa: E731
         border = lambda: t.when(t.greater(row.scalar(LISTED), 0), lambda: _at_the_border(row, best, drawn, stream), surely)  # noqa: E731
         t.when(t.equal(mode, FILTERED), border, surely)
-        chosen = row.logits(t.scalar(bound.results[0].values, row.at), 1)
+        chosen = row.logits(t.scalar(tokens, row.at), 1)
         lost.store([row.at], t.add(t.sub(t.reduce(chosen, "add", 0), peak), loss))
 
     t.when(t.greater(mode, PLAIN), drawn, plain)
@@ -405,7 +409,7 @@ def _at_the_border(row: _Row, best: Value, drawn: Value, stream: int) -> None:
             return noisy(settings, line.load(first), ids, key, t.bit_or(t.greater(keys, line.across(floor)), tie))
 
         most, token = line.largest(score)
-        t.View(row.bound.results[0].values, [None]).store([row.at], t.select(t.greater(most, best), token, drawn))
+        row.put_token(row.bound.results[0].values, t.select(t.greater(most, best), token, drawn))
 
     def no_longer_than(places: int, then: Callable[[], None], otherwise: Callable[[], None]) -> None:
         t.when(t.less_equal(listed, places), then, otherwise)

@@ -4,13 +4,16 @@ Malformed prompt files, invalid UTF-8 and huge texts enter through the command l
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tapeout.runtime.device.null import NullDevice, Prepared
 from tapeout.runtime.disk import DiskTier
 from tapeout.runtime.request import Event
+from tapeout.runtime.step import StepResult
 from tests.runtime.null import Dying, Serving, prompt, serving, terminal
 
 WAYS: list[dict[str, Any]] = [
@@ -105,6 +108,45 @@ def test_damaged_entries_count_as_absent_and_are_counted(
     gauges = s.scheduler.gauges()
     assert gauges["snapshots_damaged"] + gauges["disk_damaged"] > 0
     healthy(s, [*names, "first", "second"], events)
+
+
+class Failing(NullDevice):
+    """The rows of the slot that `bad` has come to nothing in the steps of these numbers."""
+
+    in_steps: tuple[int, ...] = ()
+    bad = 0
+
+    def execute(self, prepared: Prepared) -> StepResult:
+        number, step = self.steps, prepared.step
+        slots = {*step.slots.tolist(), *(piece.slot for piece in step.pieces if piece.yields)}
+        result = super().execute(prepared)
+        return replace(result, failed={self.bad: "no numbers"}) if number in self.in_steps and self.bad in slots else result
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if "background" not in way], ids=str)
+@pytest.mark.parametrize("at", [2, 5, 12])
+def test_nothing_is_kept_of_a_sequence_whose_rows_came_to_nothing(tmp_path: Path, way: dict[str, Any], at: int) -> None:
+    """Its blocks may hold what made it fail: the same prompt is computed anew, whatever memory and disk held of it."""
+    s = serving(blocks=200, snapshot_bytes=100_000, disk=DiskTier(tmp_path, 10**6), **way)
+    s.device.__class__ = Failing
+    s.device.in_steps = tuple(range(at, 400))  # type: ignore[attr-defined]
+    text = prompt(60, 8)
+    s.submit("bad", text, max_tokens=40, ignore_eos=True)
+    names = [f"other {i}" for i in range(3)]
+    for i, name in enumerate(names):
+        s.submit(name, prompt(40 + i, 9 + i), max_tokens=25, ignore_eos=True)
+    events = s.run()
+    branch = s.scheduler.roster.branches("bad")[0]
+    assert branch.status.value == "error" and branch.error == "no numbers" and s.tokens("bad") == s.expected("bad")[: branch.emitted]
+    assert s.cache is not None and s.cache.disk is not None and s.cache.snapshots is not None
+    assert branch.keys and not any(s.scheduler.pool.named(key) is not None or key in s.cache.snapshots for key in branch.keys)
+    assert not any(s.cache.disk.has(kind, key) for kind in ("block", "snapshot") for key in branch.keys)
+    s.device.in_steps = ()  # type: ignore[attr-defined]
+    hits = s.scheduler.gauges().get("prefix_hit", 0)
+    s.submit("again", text, max_tokens=40, ignore_eos=True)
+    events += s.run()
+    assert s.scheduler.gauges().get("prefix_hit", 0) == hits
+    healthy(s, [*names, "again"], events)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

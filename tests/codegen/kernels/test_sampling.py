@@ -152,6 +152,55 @@ def test_ties_at_the_border_are_cut_by_id(how, form):
         assert low.size and low.max() < 96 * 0.55
 
 
+def tied(tokens):
+    """Rows in which thousands of logits are equal: all, a half, all but one that is far above or below them, all but those in the middle, some
+    above and below others, some beside masked ones; and one of which a single token is not masked."""
+    x = np.zeros((10, tokens))
+    x[0] = 1.5
+    x[1, ::2] = np.log(2.0)
+    x[2, tokens // 3] = 20.0
+    x[3, tokens // 3] = -20.0
+    x[4] = normal(11, tokens)
+    x[4, tokens // 8 : -tokens // 8] = 1.0
+    x[5] = np.random.default_rng(12).choice([0.0, 0.5, 1.0], tokens)
+    x[6] = np.where(np.arange(tokens) % 3, -np.inf, 2.0)
+    x[7] = np.where(np.arange(tokens) % 3, 2.0, -1e30)
+    x[8] = np.where(np.arange(tokens) == tokens // 2, 3.0, -np.inf)
+    x[9, ::2] = -0.0
+    return x
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_thousands_of_equal_logits(how, form):
+    """The border lies among equals, in a list or not, and the least of their ids stay."""
+    x = np.tile(tied(4096), (2 if how == INTERPRETED else 21, 1))  # every row with other settings in each turn
+    settings = {"top_k": [1500, 0, 2500, 1, 0, 4095, 0], "top_p": [1.0, 0.7, 0.9, 1.0, 1e-6, 0.5, 0.9999999],
+                "temperature": [1.0, 1.0, 100.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1e-9, 1.0, 3.0]}  # fmt: skip
+    operands = given(x, **{name: np.resize(column, len(x)) for name, column in settings.items()})
+    with np.errstate(invalid="ignore"):
+        assert_drawn(draw_case(4096, **form(4096)).run(how, *operands), operands, share=0.5)
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_logits_that_are_not_finite_harm_their_own_row_alone(how, form):
+    """Such a row gives some token of the vocabulary, as others are read by it, and no log-probability."""
+    x, turns = normal(13, 9, 512), 3 if how == INTERPRETED else 5
+    x[1], x[3], x[4], x[5] = np.nan, -np.inf, np.inf, -np.nan
+    x[6, 7] = x[7, 100:240] = np.nan
+    x[8, 511] = np.inf
+    case, bad = draw_case(512, **form(512)), np.tile(np.isin(np.arange(9), [0, 2], invert=True), turns)
+    settings = {"temperature": [0.0, 1.0, 1.0, 1.0, 1.0], "top_k": [0, 0, 40, 40, 0], "top_p": [1.0, 1.0, 0.5, 1.0, 0.9]}
+    operands = given(np.tile(x, (turns, 1)), **{name: np.repeat(column[:turns], 9) for name, column in settings.items()})
+    with np.errstate(all="ignore"):
+        tokens, logprobs = case.run(how, *operands).results
+    assert (tokens >= 0).all() and (tokens < 512).all() and np.isnan(logprobs[bad]).all()
+    alone = case.run(how, *(column[~bad] for column in operands)).results
+    same_bits(tokens[~bad], alone[0])
+    same_bits(logprobs[~bad], alone[1])
+
+
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_bf16_logits_and_extremes(how, form):
