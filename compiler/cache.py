@@ -65,13 +65,23 @@ class Cache:
         """Every entry, by key; none where there is no folder yet. Raises CacheRefused where there is something else."""
         if self.root.exists() and not self.root.is_dir():
             raise CacheRefused(self.root, "a file")
-        for path in sorted(self.root.glob("[0-9a-f][0-9a-f]/*")):
-            facts = _facts(path) if _ENTRY.fullmatch(path.name) else None
-            if facts is not None:
-                yield Entry(path.name.split(".")[0], path, facts.st_size, facts.st_mtime)
+        with self._refusing():
+            for path in sorted(self.root.glob("[0-9a-f][0-9a-f]/*")):
+                facts = _facts(path) if _ENTRY.fullmatch(path.name) else None
+                if facts is not None:
+                    yield Entry(path.name.split(".")[0], path, facts.st_size, facts.st_mtime)
+
+    def damaged(self) -> list[Entry]:
+        """Entries that do not hash to their names any more. Raises CacheRefused."""
+        with self._refusing():
+            return [entry for entry in self.entries() if not entry.is_sound]
 
     def prune(self, keep_bytes: int) -> list[Entry]:
-        """Removes damaged entries, then the least recently used ones until at most `keep_bytes` are left; returns what went."""
+        """Removes damaged entries, then the least recently used ones until at most `keep_bytes` are left; returns what went. Raises CacheRefused."""
+        with self._refusing():
+            return self._pruned(keep_bytes)
+
+    def _pruned(self, keep_bytes: int) -> list[Entry]:
         entries = sorted(self.entries(), key=lambda e: e.used)
         total, gone = sum(e.size for e in entries), []
         for entry in entries:

@@ -37,6 +37,8 @@ def read_bytes(path: Path, where: str) -> bytes:
 
 def check_output(path: Path, where: str) -> None:
     """Raises FileRefused where `write_text` could not write; changes nothing."""
+    if str(path) == "-":
+        raise FileRefused(where, path, "the sign for standard input", "a file that can be written", "give a file, or /dev/stdout")
     try:
         facts, folder = _facts(path), path.resolve().parent
     except (OSError, RuntimeError, ValueError) as error:

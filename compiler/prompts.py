@@ -66,7 +66,8 @@ def read_prompts(texts: list[str], lines: Path | None, ids: Path | None, default
     found += [] if lines is None else [_json_request(line, where) for where, line in _lines(lines, "--prompts")]
     found += [] if ids is None else [_ids_request(line, where) for where, line in _lines(ids, "--token-ids")]
     if not found:
-        raise SettingsError(["no prompt: expected --prompt TEXT, --prompts FILE.jsonl or --token-ids FILE"])
+        files = [f"{option} {path}: found no line with a prompt" for option, path in (("--prompts", lines), ("--token-ids", ids)) if path is not None]
+        raise SettingsError(files or ["no prompt: expected --prompt TEXT, --prompts FILE.jsonl or --token-ids FILE"])
     places: dict[str, str] = {}
     return [_request(one, i, defaults, places) for i, one in enumerate(found)]
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from tapeout.compiler.errors import FileRefused, SettingsError
 from tapeout.compiler.files import check_output, is_written_whole, read_bytes, reason, write_text
 from tapeout.compiler.prompts import Asked, Refused
-from tapeout.compiler.result_lines import Ended, Line, is_good, is_result, json_text, result_line
+from tapeout.compiler.result_lines import GOOD_ENDS, Ended, Line, is_good, is_result, json_text, result_line
 from tapeout.runtime.request import RequestOutput
 
 PARTIAL = ".partial"
@@ -81,11 +81,12 @@ class Printed:
 
 
 def _shown(one: Asked | Refused, result: Ended) -> str:
-    """Each answer behind its prompt; nothing for a request that was refused."""
+    """Each answer behind its prompt; nothing for a request that was refused, or that ended before its first token."""
     if not isinstance(one, Asked) or not isinstance(result, RequestOutput):
         return ""
     prompt = one.prompt if isinstance(one.prompt, str) else ""
-    return "".join(f"{prompt}{answer.text}\n" for answer in result.outputs)
+    said = [answer.text for answer in result.outputs if answer.token_ids or answer.finish_reason in GOOD_ENDS]
+    return "".join(f"{prompt}{text}\n" for text in said)
 
 
 class Held:

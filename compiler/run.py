@@ -272,4 +272,4 @@ def _why(reason: str, output: RequestOutput, asked: Asked, run: Run) -> tuple[st
             return f"found too little memory for {prompt + made} tokens", "shorten the prompt, or run fewer or shorter requests at a time"
         case "deadline":
             return f"found {made} tokens after {asked.params.deadline_ms} ms, expected its end by then", "give a larger deadline_ms"
-    return f"found {made} tokens{f' and {ended.error}' if ended.error else ''}, expected its end", "run it again"
+    return f"found {made} tokens, expected its end", ended.error or "run it again"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tapeout.compiler.errors import SettingsError
 from tapeout.compiler.files import check_output, read_text
 from tapeout.runtime.device_names import DEVICES
+from tapeout.runtime.errors import MOST_SHOWN
 
 if TYPE_CHECKING:
     from tapeout.runtime.llm import LLM
@@ -159,6 +160,8 @@ def resolved(flags: Mapping[str, Any], file: Path | None, environment: Mapping[s
         sources[name] = source
     if "keep" in values and sources["keep"] == "flag" and values.get("replay") == "off":  # from elsewhere it may wait for a run with replay
         problems.append(f"--keep: found {_shown(flags['keep'])} without replay, expected --replay mask or compact beside it")
+    if files.get("record") is not None and values.get("spec") == "off":
+        problems.append(f"--record: found {files['record']} without drafts, expected --spec auto or 1 to 5 beside it")
     if problems:
         raise SettingsError(problems)
     return Settings(values, sources, **files)
@@ -200,4 +203,5 @@ def _place(name: str, source: str, file: Path | None) -> str:
 
 
 def _shown(value: object) -> str:
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    text = "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return (text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…") or "an empty text"

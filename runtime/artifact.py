@@ -384,7 +384,9 @@ def _manifest(path: Path, target: str) -> Manifest:
     try:
         content = path.read_bytes()
         found = parsed_json(content)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ManifestUnreadable(str(path), error.strerror or str(error), "a readable file", remedy="check the path and its permissions") from None
+    except ValueError as error:
         raise ManifestUnreadable(str(path), str(error), "a JSON object") from None
     if not isinstance(found, dict):
         raise ManifestUnreadable(str(path), f"a JSON {type(found).__name__}", "a JSON object")

@@ -4,6 +4,8 @@ Promises: one result for each prompt, in order, or an error before anything runs
 never holds half a character. Scheduling is `engine.py`; reading the checkpoint is `models`.
 """
 
+import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -16,7 +18,7 @@ from tapeout.runtime.artifact import Artifact
 from tapeout.runtime.artifact_set import open_artifact
 from tapeout.runtime.device_names import DeviceName
 from tapeout.runtime.engine import Engine, EngineOptions
-from tapeout.runtime.errors import OptionRefused, OtherModel, PromptRefused, RequestsMismatched, RequestTaken, shown
+from tapeout.runtime.errors import DeviceClosed, OptionRefused, OtherModel, PromptRefused, RequestsMismatched, RequestTaken, shown
 from tapeout.runtime.params import SamplingParams, request_seed
 from tapeout.runtime.request import FinishedEvent, RequestOutput
 from tapeout.runtime.reuse import CacheOptions
@@ -31,7 +33,8 @@ Prompts = Prompt | Sequence[Prompt]
 
 
 class LLM:
-    """A compiled model with its weights, ready for prompts. Not thread safe; several may live in one process."""
+    """A compiled model with its weights, ready for prompts; several may live in one process. Calls of `generate` from several threads take turns;
+    all else is one thread's at a time. A forked process has to make its own."""
 
     def __init__(
         self,
@@ -67,15 +70,19 @@ class LLM:
         self.tokenizer: Tokenizer | None
         self.engine, self.tokenizer = open_engine(open_artifact(artifact, device), Path(weights), options)
         self.engine.detokenizer = self.tokenizer.detokenizer
-        self._submitted = 0
+        self._begin()
 
     @classmethod
     def over(cls, engine: Engine, tokenizer: "Tokenizer | None") -> "LLM":
         """The same interface over an engine that is there already; without a tokenizer prompts are token ids."""
         llm = cls.__new__(cls)
-        llm.engine, llm.tokenizer, llm._submitted = engine, tokenizer, 0
+        llm.engine, llm.tokenizer = engine, tokenizer
         engine.detokenizer = None if tokenizer is None else tokenizer.detokenizer
+        llm._begin()
         return llm
+
+    def _begin(self) -> None:
+        self._submitted, self._turn, self._process = 0, threading.RLock(), os.getpid()
 
     def generate(
         self,
@@ -93,6 +100,19 @@ class LLM:
         has the beginning only. `ids` are the requests' names in messages and traces, numbers without. `watch` sees the engine after every step,
         `done` each result as soon as it is there, with the prompt's place: those are not lost if the call fails later.
         """
+        if os.getpid() != self._process:  # its threads, and whatever drives a GPU, are not here
+            raise DeviceClosed("LLM.generate", f"process {os.getpid()}, forked from the one that loaded it", f"process {self._process}")
+        with self._turn:
+            return self._generated(prompts, params, ids, watch, done)
+
+    def _generated(
+        self,
+        prompts: Prompts,
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        ids: Sequence[str] | None,
+        watch: Callable[[Engine], None] | None,
+        done: Callable[[int, RequestOutput], None] | None,
+    ) -> list[RequestOutput]:
         asked = _listed(prompts)
         tokens = [self._tokens(prompt, i) for i, prompt in enumerate(asked)]
         names = [str(self._submitted + i) for i in range(len(asked))] if ids is None else _ids(ids, len(asked))

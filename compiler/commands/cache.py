@@ -31,8 +31,7 @@ def verify(cache: Folder = None, as_json: Json = False) -> None:
     from tapeout.compiler.cache import Cache, default_root
 
     store = Cache(cache or default_root())
-    entries = list(store.entries())
-    damaged = [e.key for e in entries if not e.is_sound]
+    entries, damaged = list(store.entries()), [entry.key for entry in store.damaged()]
     data = {"root": str(store.root), "entries": len(entries), "damaged": damaged}
     report.emit(
         data, as_json, lambda: print(f"{store.root}: {len(entries)} entries, {len(damaged)} damaged" + "".join(f"\n  {k}" for k in damaged))

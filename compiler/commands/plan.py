@@ -62,6 +62,8 @@ def command(
             buckets=parse_buckets(row_buckets),
             tuned=read_tuning(tuning, target),
         )
+        if len(settings.targets) > 1:
+            raise SettingsError([f"--target: found {target}, expected one target, as every plan is of one"])
         if target in ASCEND:
             target_of(target).require()
         planned = plan(config, settings, Watch())

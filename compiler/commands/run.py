@@ -67,13 +67,13 @@ def command(
     if chosen.values["spec"] not in ("off", "auto"):
         defaults["spec"] = int(chosen.values["spec"])
     asked = read_prompts(prompt or [], prompts, token_ids, defaults)
-    into = results_to(out, asked, as_json=as_json, resume=resume)
+    into, run = results_to(out, asked, as_json=as_json, resume=resume), None
     try:
         run = Run.of(artifact, weights, asked, chosen, into)
         totals = run.totals(asked)
         into.end(totals)
     except BaseException:
-        for sentence in into.give_up():
+        for sentence in [*([] if run is None else shortfalls(run, asked)), *into.give_up()]:
             print(f"tapeout: {sentence}", file=sys.stderr)
         raise
     if as_json and out is not None:

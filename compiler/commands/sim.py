@@ -103,7 +103,7 @@ def _show(data: dict[str, Any], out: Path | None) -> None:
     drawn = f"seeds {scenario['seeds'][0]} to {scenario['seeds'][-1]}, {scenario['steps']} steps each"
     what = f"trace {data['trace']}" if data["trace"] else drawn
     report.table(
-        f"{what}, persistence {data['persistence']}, lag {scenario['lag']}",
+        f"{what}, persistence {data['persistence']:.3g}, lag {scenario['lag']}",
         columns,
         [[line[name] for name in columns] for line in data["lines"]],
     )

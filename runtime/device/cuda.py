@@ -74,7 +74,7 @@ def load_driver(module: Any = None) -> Driver:
     except DeviceFailed as error:
         raise DriverMissing("cuInit", error.found, "a driver that starts") from None
     except (OSError, RuntimeError) as error:
-        raise DriverMissing("CUDA driver", str(error).splitlines()[0], "libcuda.so.1") from None
+        raise DriverMissing("CUDA driver", str(error).splitlines()[0].rstrip("."), "libcuda.so.1") from None
     return driver
 
 

@@ -81,7 +81,8 @@ def recorded_arrivals(file: Path) -> list[Arrival]:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ScenarioRefused(str(file), str(error), "a text file of JSON lines") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ScenarioRefused(str(file), reason, "a text file of JSON lines") from None
     for number, line in enumerate(lines, 1):
         if line.strip():
             found.append(_arrival(line, f"{file}:{number}"))

@@ -11,6 +11,7 @@ import pytest
 
 from tapeout.compiler import cache as module
 from tapeout.compiler.cache import Cache, default_root, key_of
+from tapeout.compiler.commands import main
 from tapeout.compiler.errors import CacheRefused
 
 KEY, OTHER, THIRD = (key_of(name) for name in ("one", "two", "three"))
@@ -216,6 +217,27 @@ def test_a_root_that_is_no_folder_is_one_sentence(tmp_path: Path, place: str) ->
     with pytest.raises(CacheRefused, match=r"^\[C106\] compile cache .*: found (File exists|Not a directory), expected a folder"):
         Cache(tmp_path / place).get_or_make(KEY, lambda: b"abc")
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_folder_that_refuses_is_one_sentence_in_every_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Cache(tmp_path)
+    store.get_or_make(KEY, lambda: b"one")
+
+    def refused(self: Path, *how: object, **more: object) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    said = f"tapeout: [C106] compile cache {tmp_path}: found Permission denied, expected a folder that can be written; set TAPEOUT_CACHE_DIR to "
+    for method, command in (("unlink", "prune"), ("read_bytes", "verify"), ("stat", "ls")):
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, method, refused)
+            if method == "stat":
+                patch.setattr(Path, "exists", lambda self: True)
+                patch.setattr(Path, "is_dir", lambda self: True)
+            assert main(["cache", command, "--cache", str(tmp_path)]) == 1
+        assert capsys.readouterr().err.startswith(said)
+    assert store.lookup(KEY) == b"one"
 
 
 def test_what_making_raises_is_not_the_cache_s_fault(tmp_path: Path) -> None:

@@ -203,6 +203,7 @@ def test_plan_for_people_and_for_machines(tapeout: Tapeout) -> None:
     [
         (["--context", "0"], "--context: found 0, expected 1 to 16777216"),
         (["--target", "abacus"], "--target: found 'abacus', expected one of"),
+        (["--target", "sm90,cpu"], "--target: found sm90,cpu, expected one target"),
         (["--block-tokens", "7"], "--block-tokens: found 7"),
         (["--context", "16000000"], "--context: found 16000000, expected at most the model's 4096 positions"),
         (["--sequences", "0"], "--sequences: found 0, expected 1 to --max-rows (512)"),
@@ -297,7 +298,7 @@ def test_run(tapeout: Tapeout, model: Model, tmp_path: Path) -> None:  # noqa: F
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "no prompt: expected --prompt TEXT, --prompts FILE.jsonl or --token-ids FILE"),
+        ("", "prompts.jsonl: found no line with a prompt"),
         ("{", "prompts.jsonl:1 - found no JSON"),
         ("[]", "prompts.jsonl:1 - found list, expected an object with either `prompt` or `token_ids`"),
         ('{"prompt": "a", "token_ids": [1]}', "prompts.jsonl:1 - found both, expected an object with either `prompt` or `token_ids`"),

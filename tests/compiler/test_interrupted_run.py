@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
+from tapeout.compiler import result_files
+from tapeout.compiler import run as run_module
 from tapeout.compiler.commands import main
+from tapeout.compiler.errors import FileRefused
 from tapeout.runtime.engine import Engine
 from tests.end_to_end.conftest import Model, model  # noqa: F401 (the fixture)
 
@@ -255,3 +258,28 @@ def test_a_pipe_gets_what_is_there_without_totals(model: Model, prompts: Path) -
     with os.fdopen(reader) as file:
         assert [json.loads(line)["id"] for line in file] == sorted(FIRST)
     assert done.stderr.startswith(f"tapeout: 3 of 6 results are in /dev/fd/{writer}, without totals\n")
+
+
+def test_what_is_refused_is_said_also_where_results_cannot_be_written(
+    model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:
+    """The disk is full when the run ends: requests that failed and files about the run are told beside it."""
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a", "max_tokens": 2}\n{"token_ids": []}\n')
+
+    def full(path: Path, text: str, option: str) -> None:
+        raise FileRefused(option, path, "No space left on device", "a file that can be written", "make room")
+
+    for module in (run_module, result_files):
+        monkeypatch.setattr(module, "write_text", full)
+    out = tmp_path / "out.jsonl"
+    assert main(common(model, tmp_path / "prompts.jsonl", "--out", out, "--trace", tmp_path / "t.json")) == 1
+    said = [line.split(": found")[0] for line in capsys.readouterr().err.splitlines()]
+    assert said[0].startswith("tapeout: [C105] --trace ") and said[1].startswith("tapeout: request 1: [Q101]")
+    assert said[2].startswith("tapeout: 1 of 2 results are in ") and said[3].startswith("tapeout: [C105] --out ") and len(said) == 4
+
+
+def test_a_request_that_got_nowhere_prints_nothing(model: Model, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    prompts = ("--prompt", "far too long " * 2000, "--prompt", "short", "--max-tokens", "1")
+    assert main(["run", str(model.artifact), "--weights", str(model.weights), *prompts]) == 1
+    said = capsys.readouterr()
+    assert said.out.startswith("short") and said.out.count("\n") <= 2 and "prompt_length_exceeded" in said.err

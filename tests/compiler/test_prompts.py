@@ -146,8 +146,10 @@ def test_a_seed_of_the_run_gives_each_request_its_own(tmp_path: Path) -> None:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(FileRefused, match=r"^\[C105\] --prompts .*none: found No such file or directory, expected a readable file"):
         read_prompts([], tmp_path / "none", None, DEFAULTS)
-    with pytest.raises(SettingsError, match="no prompt: expected --prompt"):
+    with pytest.raises(SettingsError, match=r"--prompts .*: found no line with a prompt"):
         read(tmp_path, " \r\n\n")
+    with pytest.raises(SettingsError, match="no prompt: expected --prompt TEXT"):
+        read_prompts([], None, None, DEFAULTS)
 
 
 @pytest.mark.parametrize(("line", "end"), [

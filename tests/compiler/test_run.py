@@ -93,6 +93,7 @@ def test_wrong_targets_are_refused_before_anything_is_loaded(tmp_path: Path, cap
         (tmp_path / "loop", "found "),
         (tmp_path / "file" / "out", "found Not a directory, expected a file that can be written"),
         (tmp_path / ("a" * 300), "found File name too long, expected a file that can be written"),
+        ("-", "found the sign for standard input, expected a file that can be written; give a file, or /dev/stdout"),
     ):
         assert main([*common, "--out", str(place)]) == 1
         assert capsys.readouterr().err.startswith(f"tapeout: [C105] --out {place}: {sentence}")
@@ -246,8 +247,9 @@ def test_every_early_end_says_why() -> None:
     assert text.startswith("ids.txt:1: request r ended with insufficient_system_resource: found too little memory for 5 tokens; ")
     (text,) = ended("deadline", 3, deadline_ms=5)
     assert "ended with deadline: found 3 tokens after 5.0 ms, expected its end by then; give a larger deadline_ms" in text
-    (text,) = ended("error", 0, "D120 of the device")
-    assert "ended with error: found 0 tokens and D120 of the device, expected its end; run it again" in text
+    (text,) = ended("error", 0, "[D120] the device lost a step")
+    assert text.endswith("ended with error: found 0 tokens, expected its end; [D120] the device lost a step")
+    assert ended("abort", 2)[0].endswith("ended with abort: found 2 tokens, expected its end; run it again")
 
 
 def test_places_that_are_no_paths_are_refused() -> None:

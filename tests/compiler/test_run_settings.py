@@ -90,12 +90,21 @@ def test_what_would_be_ignored_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as caught:
         resolved({"keep": 40}, written(tmp_path, {"replay": "off"}), {})
     assert caught.value.problems == ("--keep: found 40 without replay, expected --replay mask or compact beside it",)
-    assert resolved({"keep": 40, "replay": "mask"}, None, {}).values["keep"] == 40
+    with pytest.raises(SettingsError, match=r"--record: found r.jsonl without drafts, expected --spec auto or 1 to 5 beside it$"):
+        resolved({}, None, {}, record=Path("r.jsonl"))
+    assert resolved({"spec": "2"}, None, {}, record=Path("r.jsonl")).record is not None
+
+
+def test_a_long_value_is_cut() -> None:
+    with pytest.raises(SettingsError) as caught:
+        resolved({"device": "x" * 10_000}, None, {})
+    (device,) = caught.value.problems
+    assert len(device) < 400 and device.startswith("--device: found xxx") and "…, expected one of cpu" in device
 
 
 def test_an_empty_folder_name_is_not_this_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "artifact", "--weights", "weights", "--prompt", "a", "--cache-dir", ""]) == 1
-    assert capsys.readouterr().err == "tapeout: [C101] settings do not fit: --cache-dir: found , expected the path of a folder\n"
+    assert capsys.readouterr().err == "tapeout: [C101] settings do not fit: --cache-dir: found an empty text, expected the path of a folder\n"
 
 
 @pytest.mark.parametrize(("option", "value"), [("device", "gpu"), ("spec", "6"), ("replay", "exact")])

@@ -107,6 +107,14 @@ def test_every_file_changed_or_gone(copy: Path, name: str) -> None:
     assert refusal(copy).code == "A107"
 
 
+def test_a_manifest_that_may_not_be_read_says_so(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    assert str(refusal(copy)).endswith("manifest.json - found Permission denied, expected a readable file - check the path and its permissions")
+
+
 NONE = [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"schema": 1}', b'{"schema": 1, "schema": 1}', b"[" * 100_000, b'{"schema":' * 100_000]
 
 

@@ -60,3 +60,8 @@ def test_every_public_name_resolves() -> None:
         assert getattr(tapeout.runtime, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'LLN'"):
         tapeout.runtime.LLN  # noqa: B018
+
+
+def test_names_that_are_loaded_on_first_use_are_listed() -> None:
+    script = "import sys, tapeout; assert {*tapeout.__all__} <= {*dir(tapeout)} and 'numpy' not in sys.modules; from tapeout import *; print(LLM)"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "<class 'tapeout.runtime.llm.LLM'>\n"

@@ -1,5 +1,7 @@
 """The offline interface over the toy model: one result for each prompt, in order; seeds; text; refusals before anything runs."""
 
+import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -214,3 +216,47 @@ def test_two_engines_in_one_process_do_not_meet(toy: Path) -> None:
     assert list(one.engine.take("kept").outputs[0].token_ids) == toy_answer([3, 4], 5)
     one.close()
     two.close()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_threads_take_turns(toy: Path, asynchronous: bool) -> None:
+    engine = toy_engine(toy, asynchronous=asynchronous)
+    llm, found = LLM.over(engine, None), {}
+    prompts = [[[3 + thread, 5, place] for place in range(5)] for thread in range(6)]
+    start = threading.Barrier(6)
+
+    def work(thread: int) -> None:
+        start.wait()
+        found[thread] = llm.generate(prompts[thread], SamplingParams(temperature=0, max_tokens=9))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for number in range(6):
+        assert [list(r.outputs[0].token_ids) for r in found[number]] == [toy_answer(prompt, 9) for prompt in prompts[number]]
+    assert len({r.request_id for results in found.values() for r in results}) == 30
+    llm.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_is_told_and_the_first_one_goes_on(toy: Path) -> None:
+    """Worker threads do not live in a fork: what would wait for them for ever is refused."""
+    llm = LLM.over(toy_engine(toy, workers=2, asynchronous=True), None)
+    reading, writing = os.pipe()
+    if not (child := os.fork()):
+        try:
+            llm.generate([[5, 6]], SamplingParams(temperature=0, max_tokens=2))
+        except BaseException as error:
+            os.write(writing, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writing)
+    with os.fdopen(reading) as said:
+        assert said.read() == (f"[D114] the device is closed - LLM.generate - found process {child}, forked from the one that loaded it, "
+                               f"expected process {os.getpid()} - make another engine")  # fmt: skip
+    (result,) = llm.generate([[5, 6]], SamplingParams(temperature=0, max_tokens=2))
+    assert list(result.outputs[0].token_ids) == toy_answer([5, 6], 2)
+    llm.close()

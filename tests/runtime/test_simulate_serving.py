@@ -75,6 +75,8 @@ def test_a_malformed_line_is_named(tmp_path: Path, line: str) -> None:
     file.write_text('{"at_ms": 1, "prompt_tokens": 1, "output_tokens": 1}\n' + line)
     with pytest.raises(ScenarioRefused, match=r"load\.jsonl:2"):
         recorded_arrivals(file)
+    with pytest.raises(ScenarioRefused, match=r"nowhere - found No such file or directory, expected a text file"):
+        recorded_arrivals(file.parent / "nowhere")
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xfe", None])
