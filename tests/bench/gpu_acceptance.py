@@ -127,11 +127,15 @@ def together(folder: Path, slices: Path, checker: str) -> list[Check]:
     for name, weights, seconds in (("slice", slices, 300), ("tiny", folder / "tiny", 120)):
         artifact, out = folder / f"{name}-artifact", folder / "results"
         steps, races = ("tests.bench.gpu", "steps", artifact, weights), ("tests.bench.gpu_races", artifact, "--weights", weights)
+        every = ["--all"] if name == "tiny" else []  # there it takes no time
         memory = [checker, "--tool", "memcheck", "--print-limit", "5", *python(*steps)]
         found += [
             Check(f"{name}: every kernel within its op's bound", python("tests.bench.gpu_meaning", artifact, folder / f"{name}-cases.json", "-o",
                                                                          out / f"{name}-meaning.json"),
                   seconds, (" 0 wrong",), ("checked, ", "in time"), True),
+            Check(f"{name}: kernels of all buckets give a row the same bits", python("tests.bench.gpu_bits", artifact, folder / f"{name}-cases.json",
+                                                                                     weights, *every, "-o", out / f"{name}-bits.json"),
+                  120, (", 0 with other bits",), ("pairs of kernels of few",), True),
             Check(f"{name}: memcheck", memory, seconds, ("ERROR SUMMARY: 0 errors",), ("ERROR SUMMARY",)),
             Check(f"{name}: racecheck", python(*races, "--own", folder / "own-arrivals", "--checker", checker, "-o", out / f"{name}-races.json"),
                   seconds, (" 0 with hazards",), ("kernels that use", "needed: ", "not through in time"), True),

@@ -19,7 +19,7 @@ from tapeout.dialects.format import BF16, FP32, Q4_INDEX, Q8, encode
 from tapeout.dialects.types import Tensor
 from tapeout.runtime.artifact import load_artifact
 from tapeout.runtime.device import open_device
-from tests.bench import gpu
+from tests.bench import gpu, gpu_bits
 from tests.bench.gpu_meaning import check, summary
 from tests.bench.greedy import load_programs
 from tests.bench.meanings import launch
@@ -180,3 +180,88 @@ def test_a_row_has_the_same_bits_in_every_bucket(model: Model, monkeypatch: pyte
         assert gpu.same_in_every_bucket(programs)["unsteady"] == list(artifact.buckets), "results are overwritten before launches run alone"
     finally:
         device.close()
+
+
+# -- the kernels of all buckets
+
+
+def bits(model: Model, cases: dict[str, Case]) -> list[gpu_bits.Comparison]:
+    """The CPU has one kernel for all buckets: it is run in pieces nevertheless."""
+    artifact = load_artifact(model.artifact)
+    device = open_device(artifact, 1)
+    try:
+        return gpu_bits.check(artifact, device, cases, every=True)
+    finally:
+        device.close()
+
+
+def test_rows_in_pieces_have_the_bits_of_all_together(model: Model, cases: dict[str, Case]) -> None:
+    """Every op but those that depend on a row's number or on other rows, of all rows in one smaller bucket and of some in the others."""
+    found = bits(model, cases)
+    assert not [one for one in found if one.wrong]
+    buckets, kernels = load_artifact(model.artifact).buckets, load_artifact(model.artifact).manifest.kernels
+    compared = {symbol for one in found for symbol in one.few}
+    left = {kernel.op for kernel in kernels if kernel.symbol not in compared}
+    assert left and all(op.startswith(launch.WHOLE) for op in left)
+    rows = {one.bucket: one.rows for one in found if one.op == "nn.fused:norm_quantize"}
+    assert rows == {bucket: buckets[-1] if bucket == buckets[-2] else -(-buckets[-1] // gpu_bits.SOME // bucket) * bucket for bucket in buckets[:-1]}
+
+
+@pytest.mark.parametrize("family", ["linear", "expert_linear", "swiglu", "combine", "rms_norm", "draw", "select_entries", "take", "correct"])
+def test_another_bit_in_one_piece_is_found(model: Model, cases: dict[str, Case], monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    """The last launch on a piece leaves a bit of its first row changed."""
+    real = gpu_bits.Comparer._read
+
+    def changed(self: Any, placed: gpu_bits.Placed, *how: int) -> Any:
+        found = real(self, placed, *how)
+        found[-1, -1] ^= 1
+        return found
+
+    right = gpu_bits.Comparer._op
+
+    def only(self: Any, many: gpu_bits.Op, wanted: Any, end: float) -> Any:
+        return right(self, many, wanted if many.symbols[-1].startswith(family) else [], end)
+
+    monkeypatch.setattr(gpu_bits.Comparer, "_op", only)
+    monkeypatch.setattr(gpu_bits.Comparer, "_read", changed)
+    found = bits(model, cases)
+    assert found and all("1 of " in one.wrong and " bytes in 1 rows differ, row " in one.wrong for one in found)
+    assert gpu_bits.show(found) == len({(one.many, one.few) for one in found})
+
+
+def test_pieces_have_operands_of_their_own(model: Model, cases: dict[str, Case], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece that reads the rows of the piece before it is found in every op that reads rows."""
+    right = gpu_bits.Comparer._call
+
+    def late(self: Any, one: Any, call: Any, placed: Any, piece: int) -> Any:
+        moved, held = right(self, one, call, placed, piece), right(self, one, call, placed, max(0, piece - 1))
+        return replace(moved, buffers=(held.buffers[0], *moved.buffers[1:]))
+
+    monkeypatch.setattr(gpu_bits.Comparer, "_call", late)
+    found = {one.op for one in bits(model, cases) if one.wrong}
+    assert {"nn.linear", "moe.expert_linear", "mhc.mixer", "nn.rms_norm", "moe.gate", "sample.draw", "nn.rope"} <= found
+
+
+def test_sorted_pairs_by_piece() -> None:
+    """Six rows of two pairs each and three experts, in pieces of two rows: as if each piece had been dispatched by itself."""
+    experts = np.array([[2, 0], [1, 2], [0, 2], [2, 1], [1, 0], [0, 1]])
+
+    def dispatched(of: Any) -> tuple[Any, Any, Any]:
+        order = np.argsort(of.reshape(-1), kind="stable")
+        return order, np.argsort(order), np.searchsorted(of.reshape(-1)[order], np.arange(4))
+
+    order, _, offsets = dispatched(experts)
+    found = gpu_bits.sorted_by_piece(order, offsets, 4)
+    for piece in range(3):
+        part, expected = slice(4 * piece, 4 * piece + 4), dispatched(experts[2 * piece : 2 * piece + 2])
+        assert [a.tolist() for a in expected] == [found.order[part].tolist(), found.places[part].tolist(), found.offsets[piece].tolist()]
+        assert (order[found.place[part]] == 4 * piece + expected[0]).all()
+
+
+def test_what_is_not_compared_in_time_is_no_equality(model: Model, cases: dict[str, Case], capsys: pytest.CaptureFixture[str]) -> None:
+    artifact = load_artifact(model.artifact)
+    device = open_device(artifact, 1)
+    found = gpu_bits.check(artifact, device, cases, every=True, seconds=-1.0)
+    device.close()
+    assert {one.wrong for one in found} == {gpu_bits.NOT_IN_TIME} and gpu_bits.show(found) > 50
+    assert f", {gpu_bits.show(found)} with other bits" in capsys.readouterr().out

@@ -323,9 +323,10 @@ def test_a_check_that_watches_the_time_is_told_it_and_says_what_is_left(tmp_path
 def test_everything_that_is_asked_has_a_check() -> None:
     checks = [*gpu_acceptance.alone(Path("f"), Path("s"), 256), *gpu_acceptance.together(Path("f"), Path("s"), "checker")]
     asked = [check.name for check in checks]
-    assert len(set(asked)) == len(asked) == 12
+    assert len(set(asked)) == len(asked) == 14
     for name in ("slice", "tiny"):
-        assert {f"{name}: memcheck", f"{name}: racecheck", f"{name}: every kernel within its op's bound"} <= set(asked)
+        of = ("memcheck", "racecheck", "every kernel within its op's bound", "kernels of all buckets give a row the same bits")
+        assert {f"{name}: {what}" for what in of} <= set(asked)
     assert all(check.holds or check.name == "slice is made" for check in checks)
 
 

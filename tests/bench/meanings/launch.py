@@ -121,6 +121,12 @@ def stored_shape(tensor: Tensor, shape: tuple[int, ...], suffix: str) -> tuple[i
     return (*shape[:-1], shape[-1] // 2) if tensor.number.element == "f4E2M1FN" else shape
 
 
+def row_bytes(view: Tensor, name: str, element: str) -> int:
+    """Bytes of one row of a buffer, or of all of it where it is not ragged."""
+    suffix = name.partition("_")[2]
+    return int(np.prod(stored_shape(view, view.sized(1), f"_{suffix}" if suffix else ""))) * NUMPY[element].itemsize
+
+
 def _value(tensor: Tensor, arrays: Sequence[Any]) -> Any:
     if tensor.number.scaling is None:
         return arrays[0]
@@ -280,7 +286,7 @@ class Collector:
             return
         element, start, _ = self._reader.buffers(case, launch, calls[-1])["in0_scales"]
         count = int(self._programs._cells[str(launch.buffers[-1][1])][0])
-        scales = self._memory.read(start, count * self._row_bytes(scaled, "in0_scales", element))
+        scales = self._memory.read(start, count * row_bytes(scaled, "in0_scales", element))
         moved = np.random.default_rng(count).integers(-APART, APART + 1, scales.size)
         self._memory.write(start, np.clip(scales.astype(np.int64) + moved, 1, 253).astype(np.uint8))
         yield self._checked(symbol, launch, calls, rows, bucket, poison)
@@ -312,7 +318,7 @@ class Collector:
             view = (case.results if name.startswith("out") else case.operands)[number]
             if not isinstance(view, Tensor):
                 continue
-            size = self._row_bytes(view, name, element)
+            size = row_bytes(view, name, element)
             if name.startswith("out"):
                 self._memory.fill(start, bound * size if ragged(view) else size, PATTERN)
             elif ragged(view) and number not in other:
@@ -327,16 +333,11 @@ class Collector:
             return int(max(cells["rows"][0], cells["outputs"][0], cells["drafts"][0])) if count else 0
         return count * op.attributes["size"] if op.name in ("dspark.correct", "dspark.confidence") else int(cells["sequences"][0])
 
-    def _row_bytes(self, view: Tensor, name: str, element: str) -> int:
-        """Bytes of one row of a buffer, or of all of it where it is not ragged."""
-        suffix = name.partition("_")[2]
-        return int(np.prod(stored_shape(view, view.sized(1), f"_{suffix}" if suffix else ""))) * NUMPY[element].itemsize
-
     def _written_behind(self, case: Case, held: Held, count: int, bound: int) -> str | None:
         for name, (element, start, _) in held.items():
             view = case.results[int(name[3:].partition("_")[0])] if name.startswith("out") else None
             if isinstance(view, Tensor) and ragged(view):
-                size = self._row_bytes(view, name, element)
+                size = row_bytes(view, name, element)
                 behind = self._memory.read(start + count * size, min((bound - count) * size, 1 << 22))
                 if (behind != PATTERN).any():
                     return f"{name}: row {count + int(np.argmax(behind != PATTERN)) // size} was written, behind the {count} rows of the step"
