@@ -17,8 +17,8 @@ from tapeout.dialects.types import Tensor
 Value = Any
 LOWEST = -1e30  # below every score; finite, so that no masked lane makes a NaN
 FP4_STEP, FP4_HALF, SCALE_GROUP = 128, 64, 32
-IN_FRONT = 1
-"""`decoded` of a schedule: a launch in front decodes rows."""
+IN_FRONT, HERE = 1, 2
+"""`decoded` of a schedule: a launch in front decodes rows, or instances decode those that they multiply, and are of experts with pairs only."""
 
 
 def _cannot_gate(request: Request) -> str | None:
@@ -182,8 +182,9 @@ def _cannot_multiply(request: Request) -> str | None:
 @family("moe.expert_linear", refuses=_cannot_multiply)
 def expert_linear(request: Request, schedule: Schedule) -> Kernel:
     """y_i = weight[e] x_i of the sorted pairs i of every expert. Grid: experts x column blocks, with `spread` in the schedule x as many
-    instances that take turns; an instance without pairs leaves at once. With `instances` in the schedule it is so many: they share the blocks,
-    of which every expert has as many as a pair of each row would fill, and have room to hand sums on, and a word for each 16 columns of them.
+    instances that take turns; an instance without pairs leaves at once. With 2 as `decoded` only experts that have pairs are counted. With
+    `instances` in the schedule it is so many: they share the blocks, of which every expert has as many as a pair of each row would fill, and
+    have room to hand sums on, and a word for each 16 columns of them.
 
     FP8 rows and FP4 weights are decoded to BF16, which is exact. Gathered rows: pair to row numbers go through a workspace slice of the
     column block, which no other instance writes. `decoded` in the schedule: 1, a launch in front gathers and decodes the rows of pairs; 2, an
@@ -216,6 +217,15 @@ def expert_linear(request: Request, schedule: Schedule) -> Kernel:
 
     def body(*buffers: Value) -> None:
         b, parts = bind(request, buffers), n // block_n
+
+        def chosen(expert: Value, before: Value) -> list[Value]:
+            there = t.less(t.scalar(b.operands[3].values, expert), t.scalar(b.operands[3].values, t.add(expert, 1)))
+            t.when(t.bit_and(there, t.equal(before, t.program_id(0))), lambda: products(b, expert, t.program_id(1)))
+            return [t.select(there, t.add(before, 1), before)]
+
+        if decoded == HERE:
+            t.loop(0, experts, 1, [0], chosen)
+            return
         if not instances:
             products(b, t.program_id(0), t.program_id(1))
             return
@@ -228,7 +238,8 @@ def expert_linear(request: Request, schedule: Schedule) -> Kernel:
         t.loop(t.program_id(0), t.mul(blocks, experts), instances, [], one)
 
     def grid(*buffers: Value) -> list[Value]:
-        return [instances] if instances else [experts, n // block_n, *([spread] if spread > 1 else [])]
+        most = t.minimum(experts, t.mul(row_count(buffers), choices)) if decoded == HERE else experts
+        return [instances] if instances else [most, n // block_n, *([spread] if spread > 1 else [])]
 
     kept = instances * (2 * block_m * block_n + block_n // 8)  # as BF16
     work = (Workspace("i32", lambda rows: rows * choices * (n // block_n)),) if numbered else ()

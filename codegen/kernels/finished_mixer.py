@@ -1,14 +1,16 @@
-"""The mixer's last step with a row in every lane: coefficients of a block of rows from products and squares of segments (model spec 3.2).
+"""The mixer's last step with a row in every lane: coefficients of a block of rows from sums of segments (model spec 3.2).
 
 A coefficient is a tile of its own, one number a row: sums over streams and the rounds of Sinkhorn's scaling are arithmetic of single lanes,
-nothing waits for another lane. Sums over segments pass through a workspace, which turns them from a tile a row into a tile a coefficient; those
-of a single row are picked out of their tile.
+nothing waits for another lane. Sums that a group's instance has added up lie with rows side by side, so that a coefficient is read as a tile; of
+a row alone all segments are read at once, a column in every lane, and numbers are picked out of the line that they add up to.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from tapeout.codegen import tile_builder as t
-from tapeout.codegen.kernel import Request
+from tapeout.codegen.kernel import KernelError, Request
 from tapeout.codegen.row_values import Bound, Rows
 
 Value = Any
@@ -16,42 +18,31 @@ Matrix = list[list[Value]]
 """S x S tiles of one shape."""
 
 
-def finish_lanes(request: Request, sizes: tuple[int, int, int, int, int], count: int, b: Bound, first: Value) -> None:
-    """Stores the coefficients of rows [first, first + count); `sizes`: streams, k, segments of a group, groups, columns of products. The
-    last workspaces take a row's products and squares."""
-    (s, k, grouped, groups, padded), last = sizes, t.minimum(t.add(first, count), b.rows)
-    products, squares, sums, powers = b.workspaces
-    base, scale = ([_everywhere(v, i, count) for i in range(n)] for v, n in ((b.operands[2], (2 + s) * s), (b.operands[3], 3)))
+@dataclass(frozen=True)
+class Sums:
+    """Sums of segments as a launch in front left them. Where `lanes` is 0: [rows, groups of `grouped` segments, `padded` columns], squares behind
+    the coefficients. Else sums of groups: [row blocks, groups, `padded` columns, `lanes` rows], and squares, without columns, in a workspace of
+    their own. A row has `k` columns."""
 
-    def added(row: Value) -> tuple[Value, Value]:
-        """A row's products [columns] and squares [1]."""
-        first = t.mul(row, grouped)
-        parts = [t.View(products, [None, padded]).load([t.mul(t.add(first, j), groups), 0], [groups, padded]) for j in range(grouped)]
-        power = [t.View(squares, [None, groups]).load([t.add(first, j), 0], [1, groups]) for j in range(grouped)]
-        return t.reduce(_in_order(parts), "add", 0), t.reduce(_in_order(power), "add", 1)
+    streams: int
+    k: int
+    grouped: int
+    groups: int
+    padded: int
+    lanes: int
 
-    def add_up(row: Value) -> None:
-        products, power = added(row)
-        t.View(sums, [None, padded]).store([row, 0], t.broadcast(products, 0, 1))
-        t.View(powers, [None]).store([row], power)
+    @property
+    def count(self) -> int:
+        """Coefficients of a row."""
+        return (2 + self.streams) * self.streams
 
-    def of_one(number: int) -> Value:
-        return t.broadcast(t.reduce(t.select(t.equal(t.iota(padded), number), one, 0.0), "add", 0), 0, 1)
 
-    def of_each(number: int) -> Value:
-        return t.merge_last(t.View(sums, [b.rows, padded]).load([first, number], [count, 1]))
-
-    if count == 1:
-        one, power = added(first)
-    else:
-        t.loop(first, last, 1, [], add_up)
-        power = t.View(powers, [b.rows]).load([first], [count])
-    factor, found = t.rsqrt(t.add(t.mul(power, 1.0 / k), request["norm_epsilon"])), of_one if count == 1 else of_each
-
-    def mixed(number: int) -> Value:
-        return t.add(t.mul(t.mul(found(number), factor), scale[min(number // s, 2)]), base[number])
-
-    pre, post, comb = b.results
+def finish(request: Request, sums: Sums, count: int, b: Bound, first: Value) -> None:
+    """Stores the coefficients of rows [first, first + count)."""
+    if sums.lanes % count or (count > 1 and not sums.lanes):
+        raise KernelError(f"schedule entry finished_rows is {count}: expected 1 where segments are not joined, else a divisor of block_rows")
+    s, (pre, post, comb) = sums.streams, b.results
+    mixed = (_of_each if sums.lanes else _of_one)(request, sums, count, b, first)
     for i in range(s):
         _store(pre, b.rows, first, i, t.add(t.sigmoid(mixed(i)), request["epsilon"]))
         _store(post, b.rows, first, i, t.mul(t.sigmoid(mixed(s + i)), 2.0))
@@ -61,11 +52,58 @@ def finish_lanes(request: Request, sizes: tuple[int, int, int, int, int], count:
             _store(comb, b.rows, first, i * s + j, value)
 
 
-def _in_order(parts: list[Value]) -> Value:
-    total = parts[0]
-    for part in parts[1:]:
-        total = t.add(total, part)
-    return total
+def _of_each(request: Request, sums: Sums, count: int, b: Bound, first: Value) -> Callable[[int], Value]:
+    """mixed(number): a coefficient in front of its last function, a row in every lane."""
+    (products, squares), lanes, s = b.workspaces[:2], sums.lanes, sums.streams
+    at, lane = t.mul(t.quotient(first, lanes), sums.groups), t.remainder(first, lanes)
+
+    def found(work: Value, columns: int, number: int) -> Value:
+        lines = [t.add(t.mul(at, columns), group * columns + number) for group in range(sums.groups)]
+        return _in_halves([t.View(work, [None, lanes]).load([line, lane], [count]) for line in lines])
+
+    factor = _factor(request, sums, found(squares, 1, 0))
+    scale = [_everywhere(b.operands[3], i, count) for i in range(3)]
+
+    def mixed(number: int) -> Value:
+        product = t.mul(found(products, sums.padded, number), factor)
+        return t.add(t.mul(product, scale[min(number // s, 2)]), _everywhere(b.operands[2], number, count))
+
+    return mixed
+
+
+def _of_one(request: Request, sums: Sums, count: int, b: Bound, row: Value) -> Callable[[int], Value]:
+    """The same of a single row: all of a line at once, in columns."""
+    padded, s, start = sums.padded, sums.streams, t.mul(row, sums.grouped * sums.groups)
+    columns, scale = t.iota(padded), [_everywhere(b.operands[3], i, padded) for i in range(3)]
+    base, view = t.View(b.operands[2].values, [sums.count]).load([0], [padded], sums.count), t.View(b.workspaces[0], [None, padded])
+
+    def group(number: int) -> Value:
+        total = t.full([padded], 0.0)
+        for segment in range(sums.grouped):
+            total = t.add(total, view.load([t.add(start, number * sums.grouped + segment), 0], [padded]))
+        return total
+
+    def picked(line: Value, number: int, size: int) -> Value:
+        return t.broadcast(t.reduce(t.select(t.equal(columns, number), line, 0.0), "add", 0), 0, size)
+
+    line = _in_halves([group(number) for number in range(sums.groups)])
+    factor = _factor(request, sums, picked(line, sums.count, padded))
+    scales = t.select(t.less(columns, s), scale[0], t.select(t.less(columns, 2 * s), scale[1], scale[2]))
+    mixed = t.add(t.mul(t.mul(line, factor), scales), base)
+    return lambda number: picked(mixed, number, count)
+
+
+def _factor(request: Request, sums: Sums, squares: Value) -> Value:
+    """What the products of a row are scaled by."""
+    return t.rsqrt(t.add(t.mul(squares, 1.0 / sums.k), request["norm_epsilon"]))
+
+
+def _in_halves(parts: list[Value]) -> Value:
+    """Each of the first half plus its fellow of the second, until one is left."""
+    while len(parts) > 1:
+        half = -(-len(parts) // 2)
+        parts = [t.add(*parts[i :: half]) if i + half < len(parts) else parts[i] for i in range(half)]
+    return parts[0]
 
 
 def _everywhere(x: Rows, number: int, count: int) -> Value:

@@ -17,7 +17,7 @@ from tapeout.dialects.format import BF16, FP8_WEIGHT, FP32, Q8, Number
 from tapeout.dialects.types import Tensor
 
 Value = Any
-SCALE_GROUP, ROOM = 32, 256
+SCALE_GROUP, ROOM, HOW_COPIED = 32, 256, 6
 Product = Callable[[Value, Value, Value, Value, Value], Value]
 """acc + x[row .., column ..] weight[k .., n ..]: (row, column of x, k, n, acc) to acc."""
 
@@ -61,11 +61,12 @@ class Cut:
     Entries of the schedule row that a target may leave out: `segments` (1); `split` (0), the segments of a block are instances of a launch
     of their own, whose f32 sums a second launch adds up: few rows then keep a whole chip busy; `decoded` (0), factors with scales are decoded
     to BF16 before they are multiplied: 1 where they are loaded, 2 rows of x once, by a launch of their own, 3 the weight too, which pays for
-    many rows, 4 the weight once and x where it is loaded, 5 as 2, rows in BF16 too, for a chip's own source that wants them in another order;
+    many rows, 4 the weight once and x where it is loaded, 5 as 2, rows in BF16 too, for a chip's own source that wants them in another order,
+    6 as 1, behind a launch that does nothing, where a chip's own source says how both are to be copied;
     `group` (0), so many row blocks take one block of columns after another and share what
     a cache holds of it; `turns` (1), so many blocks of columns an instance takes one after another; `ahead` (0), scales, which are too small for
     a target's pipeline of copies, are loaded one step ahead; `rows_first` (0), x is the left factor after all, weights lie as they do.
-    `part_rows` and `part_columns` are the block of a launch that decodes, `total_columns` that of one that adds up.
+    `part_rows` and `part_columns` are the block of a launch that decodes, `total_rows` (1) and `total_columns` that of one that adds up.
     """
 
     n: int
@@ -137,6 +138,9 @@ def linear(request: Request, schedule: Schedule) -> Kernel:
         if _is_decoded(request, cut, operand):
             before.append(_decoding(request, cut, operand, len(work)))
             work.append(Workspace("bf16", _with_room(size) if cut["override"] else size))
+    if cut["decoded"] == HOW_COPIED:
+        before.append(Part(lambda *_: None, lambda *_: [1]))
+        work.append(Workspace("bf16", _with_room(lambda _: 0)))
     if cut.blocks % cut.turns or (cut.turns > 1 and cut["group"]):
         raise KernelError(f"{cut.blocks} blocks of columns in {cut.turns} turns, group {cut['group']}: expected whole instances, no group")
     body, grid = _whole(request, cut)
@@ -238,10 +242,10 @@ def _segments(request: Request, cut: Cut) -> Part:
 
 
 def _total(request: Request, cut: Cut) -> tuple[Any, Any]:
-    """Body and grid of the launch that adds segments, ascending: as `_whole` does. Grid: column blocks x rows."""
-    size = block(cut.schedule, "total_columns", cut.n)
+    """Body and grid of the launch that adds segments, ascending: as `_whole` does. Grid: column blocks x blocks of rows."""
+    size, height = block(cut.schedule, "total_columns", cut.n), max(cut["total_rows"], 1)
 
-    def body(*buffers: Value) -> None:
+    def row_by_row(*buffers: Value) -> None:
         _, _, b = _bound(request, cut, buffers)
         column, row = t.mul(t.program_id(0), size), t.program_id(1)
         sums, total = Rows(FP32, cut.segments * cut.n, b.workspaces[-1]), t.full([size], 0.0)
@@ -249,7 +253,15 @@ def _total(request: Request, cut: Cut) -> tuple[Any, Any]:
             total = t.add(total, sums.line(row, t.add(column, segment * cut.n), size))
         b.results[0].store(b.rows, [row, column], t.broadcast(total, 0, 1))
 
-    return body, lambda *b: [cut.n // size, row_count(b)]
+    def several(*buffers: Value) -> None:
+        _, _, b = _bound(request, cut, buffers)
+        column, row = t.mul(t.program_id(0), size), t.mul(t.program_id(1), height)
+        sums, total = Rows(FP32, cut.segments * cut.n, b.workspaces[-1]), t.full([height, size], 0.0)
+        for segment in range(cut.segments):
+            total = t.add(total, sums.load(b.rows, [row, t.add(column, segment * cut.n)], [height, size]))
+        b.results[0].store(b.rows, [row, column], total)
+
+    return (several if height > 1 else row_by_row), lambda *b: [cut.n // size, t.ceil_div(row_count(b), height) if height > 1 else row_count(b)]
 
 
 def _decoding(request: Request, cut: Cut, operand: int, work: int) -> Part:

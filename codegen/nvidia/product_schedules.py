@@ -13,8 +13,8 @@ from tapeout.codegen.row_values import columns_of
 from tapeout.dialects.types import Tensor
 
 SCALE_GROUP = 32
-FEW, SOME = 16, 128
-"""Largest buckets of the first two classes of rows."""
+FEW, SOME, MIDDLE = 16, 128, 384
+"""Largest buckets of the first two classes of rows, and of narrow layers' blocks for some rows."""
 NARROW = 64
 """Columns of a group without which products are no wgmma, and the plain forms of codes then sum 16 columns that are not next to each other, unlike
 forms that decode in front: one row serves all buckets of such a layer, so that they have the same bits."""
@@ -100,6 +100,8 @@ def _decoded_linear(request: Request, chip: Chip, rows: int, count: int, block_n
     own = linear_many_sm90.row(request, chip, count, rows)
     if own is not None:
         return {**found, **own}
+    if _is_bf16(request) and count > 1 and _leaves_room(n, k, count, rows, chip):
+        return {**found, **_narrow_linear(width, k, count, rows), "split": 1}
     if width % 128:
         return {**found, "block_m": 64, "block_k": step(STEP), "decoded": 3, "group": 8, "part_rows": 16, "warps": 4, "stages": 4}
     wide = 256 if count == 1 and width % 256 == 0 else 128
@@ -119,6 +121,23 @@ def _bf16_linear(width: int, k: int, count: int, block_n: int) -> Schedule:
     if count > 1:
         return {**row, "block_m": 32, "block_n": block_n if block_n >= 64 else min(block_n, 16), "block_k": power(k // count, 2 * STEP)}
     return {**row, "block_k": power(k // count, 2 * STEP), "stages": 3}
+
+
+def _leaves_room(n: int, k: int, count: int, rows: int, chip: Chip) -> bool:
+    """Whether segments of a layer should be instances of their own for many rows too: what they hand on is little beside x, or blocks of 128 rows
+    and columns are instances for less than half of the chip."""
+    return 4 * count * n <= k or 2 * -(-n // 128) * -(-rows // 128) < chip.processors
+
+
+def _narrow_linear(width: int, k: int, count: int, rows: int) -> Schedule:
+    """Blocks of a BF16 layer of few columns: enough for the whole chip, and copies of whole segments under way."""
+    row = {"decoded": 2, "warps": 4, "stages": 4}
+    if width < NARROW:
+        few = {"block_m": 32, "block_n": 16} if rows <= MIDDLE else {"block_m": 32} if rows <= 2 * MIDDLE else {"block_m": 64, "stages": 3}
+        return {**row, "block_k": power(k // count, 2 * STEP), "total_rows": 8, "warps": 1, "part_warps": 4, **few}
+    if rows <= MIDDLE or width % 128:
+        return {**row, "block_m": 64, "block_k": power(k // count, STEP)}
+    return {**row, "block_m": 128, "block_n": 128, "block_k": power(k // count, STEP), "rows_first": 1, "part_warps": 8}
 
 
 def expert_linear(request: Request, chip: Chip) -> Schedule:
@@ -151,16 +170,24 @@ def mixer(request: Request, chip: Chip) -> Schedule:
 
 
 def mixer_for(request: Request, chip: Chip, rows: int) -> Schedule:
-    """One panel holds all coefficients: rounded up to a power of two they lie row by row. K in segments keeps the chip busy with few rows; with
-    many, an instance adds a group of them up (Triton 3.9 falls over sums in tensor memory that start anew)."""
+    """One panel holds all coefficients: rounded up to a power of two they lie row by row. K in segments keeps the chip busy with few rows, whose
+    instances read a segment in two steps (of one Triton makes a single sum of all thirds); with many, an instance adds a group of segments up (Triton
+    3.9 falls over sums in tensor memory that start anew), two instances on a multiprocessor, which the registers allow if fn is decoded in front."""
     count, k, _ = _weight(request)
     whole = k // MIXER_STEP if k % MIXER_STEP == 0 else 1
-    cut = max(s for s in range(1, MIXER_SEGMENTS + 1) if whole % s == 0)
-    row = {"block_k": power(k // cut, MIXER_STEP, 16), "panel": padded(count), "segments": cut, "stages": 3, "warps": 2,
+    cut = max((s for s in range(1, MIXER_SEGMENTS + 1) if whole % s == 0 and whole > s), default=1)
+    step = power(k // cut, MIXER_STEP, 16)
+    row = {"panel": padded(count + 1), "segments": cut, "square_columns": step, "block_k": step, "warps": 1,
            "grouped": max(d for d in range(1, MIXER_GROUP + 1) if cut % d == 0)}  # fmt: skip
     if rows > MIXER_JOINED:
-        return {**row, "block_rows": 128, "joined": int(not chip.tensor_memory_bytes), "finished_rows": 4, "part_warps": 8}
-    return {**row, "block_rows": 16 if rows <= FEW and few_alone(chip) else 64, "joined": 0, "finished_rows": 1, "part_warps": 4}
+        joined = {"joined": 1, "finished_rows": 32, "decoded": 1, "part0_warps": 4, "registers": 128}
+        found = joined if row["grouped"] > 1 and not chip.tensor_memory_bytes else {"finished_rows": 1}
+        return {**row, "block_rows": 128, "stages": 3, "part_warps": 8, **found}
+    apart = {**row, "joined": 0, "finished_rows": 1, "stages": 3 if rows <= MIDDLE else 4, "part_warps": 4}
+    if rows > NARROW or not few_alone(chip):
+        fourth = 3 * chip.processors < cut * -(-rows // 64) <= 4 * chip.processors  # that a multiprocessor holds only if it is told to
+        return {**apart, "block_rows": 64, "registers": 128 if fourth and not chip.tensor_memory_bytes else 0}
+    return {**apart, "block_rows": 16, "block_k": 2 * step if (k // cut) % (2 * step) == 0 and k // cut > 2 * step else step}
 
 
 def few_alone(chip: Chip) -> bool:

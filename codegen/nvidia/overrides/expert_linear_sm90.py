@@ -1,9 +1,10 @@
 """The forms of expert products for SM90, FP4 weights and FP8 rows: which requests they cover, their schedule rows and their sources.
 
 They compute what the tile kernel of the same schedule row computes, in the same order: blocks of 128 columns, the even ones first, 16 at a time.
-Few pairs an expert: an instance decodes their rows itself. More: a launch in front decodes them once, in the order of the fragments that the
-second launch makes. Up to 512 rows and 32 experts: one instance a processor, each an equal share of all blocks of up to 64 pairs, so that a
-weight is read and decoded once however experts are chosen (a template of its own, expert_some_sm90); else instances take turns.
+Few pairs an expert: an instance decodes their rows itself, whole, while its copies of weights are under way (a template of its own,
+expert_few_sm90). More: a launch in front decodes them once, in the order of the fragments that the second launch makes. Up to 512 rows and 32
+experts: one instance a processor, each an equal share of all blocks of up to 64 pairs, so that a weight is read and decoded once however
+experts are chosen (expert_some_sm90); else instances take turns.
 Preconditions: scales of weights lie between 2^-116 and 2^17, those of rows do not exceed 2^111, counts are those of `order`, and an expert has
 at most one pair of a row.
 """
@@ -20,9 +21,18 @@ from tapeout.dialects.format import BF16, FP4_WEIGHT, INT32, Q8
 from tapeout.dialects.types import Tensor
 
 CAPABILITY = 90
-ROWS, STEP, LONG_STEP, WARP_COLUMNS = 64, 128, 256, 256
-"""Rows of a weight that a group of four warps multiplies; columns of a step, of a step where an instance decodes rows, and of a warp that
-decodes rows in front."""
+ROWS, STEP, WARP_COLUMNS = 64, 128, 256
+"""Rows of a weight that a group of four warps multiplies; columns of a step, and those that a warp decodes of a row at a time."""
+HELD, FRONT = 8, 3
+"""Rows of pairs that an instance holds at most where it decodes them itself (the row's `part_rows`), and steps whose copies begin before these are
+read: those of all steps would be in their way."""
+FEW_PAIRS, LONG = (4, 2.5), 4096
+"""A third more than the mean of an expert's pairs up to which instances decode rows themselves, where all experts are few: of short rows, of long
+ones, of which they hold more bytes."""
+MANY_PARTS = 4
+"""Groups of rows of weight that an instance multiplies one after another where instances are many: it asks for rows of pairs once."""
+ROOM = 60 << 10
+"""Bytes of rows and copies of an instance of which three are resident at once; rows alone never have more than twice as many."""
 SHORT, CROWDED = 512, 32
 """Rows up to which blocks are small ones, because the bytes of weights still count; experts up to which one may have many times the mean."""
 IN_FRONT, HERE = 1, 2
@@ -46,7 +56,7 @@ def why_not(request: Request, chip: Chip) -> str | None:
     if not isinstance(result, Tensor) or result.number != BF16:
         return f"the result is {result}, expected BF16"
     _, n, k = weight.sized(0)
-    return f"the weight is {weight}, expected rows in groups of 256 and columns in groups of {LONG_STEP}" if n % 256 or k % LONG_STEP else None
+    return f"the weight is {weight}, expected rows in groups of 256 and columns in groups of {WARP_COLUMNS}" if n % 256 or k % WARP_COLUMNS else None
 
 
 def row(request: Request, rows: int) -> Schedule:
@@ -57,19 +67,21 @@ def row(request: Request, rows: int) -> Schedule:
     experts, _, k = view.sized(0)
     pairs = 4 * rows * columns_of(request.operands[2]) / (3 * experts)
     piece = max(p for p in (256, 512, 1024) if k % p == 0)
-    turns = k // piece if rows > 128 else 1
-    plain = {"panel": 0, "weights_first": 1, "block_k": STEP, "part_columns": piece, "part_turns": turns, "part_warps": piece // WARP_COLUMNS,
-             "override": 1, "spread": 1, "instances": 0, "part_rows": 1, "registers": 0}  # fmt: skip
-    if pairs <= 16:
-        tokens, stages = 8 if pairs <= 12 else 16, 6 if rows <= 16 else 4
-        return {**plain, "decoded": HERE, "block_m": tokens, "block_n": 64, "spread": 1 if rows <= tokens else 2, "warps": 4, "stages": stages}
+    plain = {"panel": 0, "weights_first": 1, "block_k": STEP, "part_columns": piece, "part_turns": 1, "part_warps": 4, "part_rows": 4,
+             "override": 1, "spread": 1, "instances": 0, "registers": 0}  # fmt: skip
+    if pairs <= (FEW_PAIRS[k > LONG] if experts <= CROWDED else 12):
+        most, warps = HELD if pairs > 2 or experts <= CROWDED else HELD // 2, 8 if rows == 1 else 4
+        held = max(1, min(padded(rows), most, ROOM // k))
+        stages = 6 if rows == 1 else max(5, min(8 if k > LONG else 5, (ROOM - held * 2 * k) // (ROWS * STEP // 2)))
+        parts = MANY_PARTS if experts > CROWDED and rows > HELD and k >= stages * STEP else 1
+        return {**plain, "decoded": HERE, "block_m": HELD, "block_n": 16 * warps * parts, "part_rows": held, "warps": warps, "stages": stages}
     if experts <= CROWDED and rows <= SHORT:
-        front = {"part_rows": 4, "part_turns": 1, "part_warps": 4}
-        return {**plain, **front, "decoded": IN_FRONT, "block_m": 64, "block_n": 256, "instances": SM90.processors, "warps": 16, "stages": 4,
+        return {**plain, "decoded": IN_FRONT, "block_m": 64, "block_n": 256, "instances": SM90.processors, "warps": 16, "stages": 4,
                 "registers": 128}  # fmt: skip
     if pairs <= 64 or rows <= SHORT:
         tokens, most = min(64, padded(int(pairs))), 8 if experts <= CROWDED else 2
-        return {**plain, "decoded": IN_FRONT, "block_m": tokens, "block_n": 64, "spread": min(most, -(-rows // tokens)), "warps": 4, "stages": 3}
+        return {**plain, "decoded": IN_FRONT, "block_m": tokens, "block_n": 64, "spread": min(most, -(-rows // tokens)), "warps": 4,
+                "stages": 5 if tokens <= 32 else 3}  # fmt: skip
     if pairs <= 128:
         return {**plain, "decoded": IN_FRONT, "block_m": 128, "block_n": 256, "spread": 2, "warps": 8, "stages": 4}
     return {**plain, "decoded": IN_FRONT, "block_m": 256, "block_n": 128, "spread": 6, "warps": 8, "stages": 3}
@@ -81,36 +93,41 @@ def source(symbol: str, request: Request, buffers: Sequence[Buffer], row: Schedu
     assert isinstance(view, Tensor)
     experts, n, k = view.sized(0)
     rows, tokens, part, some = row["block_n"], row["block_m"], row.get("part"), row.get("instances", 0)
-    if not _cuts(row, n, experts):
+    if not _cuts(row, n, k, experts):
         raise EmitError(f"kernel {symbol}: the override of expert products cannot cut so: {dict(row)}; set override to 0")
     constants = {"K": k, "ROWS": n, "M": rows, "N": tokens, "STAGES": row["stages"], "WARPS": row["warps"],
                  "CHOICES": columns_of(request.operands[2]), "EXPERTS": experts}  # fmt: skip
     arguments = (*ROLES, *(("rows",) if len(buffers) == len(ROLES) + 2 else ()), "count")
     if some and part is None:
         text = template("expert_some_sm90").render(name=symbol, constants=constants | {"INSTANCES": some}, arguments=arguments, costs=COSTS)
+    elif row["decoded"] == HERE:
+        constants |= {"GATHERED": bool(request["gathered"]), "HELD": row["part_rows"], "FRONT": min(FRONT, row["stages"]), "M": 16 * row["warps"],
+                      "PARTS": rows // (16 * row["warps"])}  # fmt: skip
+        text = template("expert_few_sm90").render(name=symbol, constants=constants, arguments=arguments, listed=max(32, padded(experts)))
     else:
-        constants |= {"GATHERED": bool(request["gathered"]), "STEP": STEP if row["decoded"] == IN_FRONT else LONG_STEP,
-                      "CHUNK": 4 if tokens > 64 else 8, "PIECE": row["part_columns"], "TURNS": row["part_turns"],
-                      "EACH": row["part_rows"]}  # fmt: skip
+        constants |= {"GATHERED": bool(request["gathered"]), "STEP": STEP, "CHUNK": 4 if tokens > 64 else 8, "PIECE": row["part_columns"]}
         text = template("expert_linear_sm90").render(
-            name=symbol, constants=constants, arguments=arguments, part=part, decoded=row["decoded"], spread=row["spread"], flags=some * rows // 16,
-            ahead=tokens >= 256, halved=tokens >= 128, unrolled=row["stages"] if tokens <= 64 else 1,
+            name=symbol, constants=constants, arguments=arguments, part=part, spread=row["spread"], flags=some * rows // 16,
+            halved=tokens == 128, listed=max(32, padded(experts)),
         )  # fmt: skip
     parameters = tuple((role, POINTERS[b.element]) for role, b in zip(arguments, buffers, strict=True))
     return Source(symbol, text + "\n", parameters, rows * tokens, 0, "gluon", row["warps"])
 
 
-def _cuts(row: Schedule, n: int, experts: int) -> bool:
+def _cuts(row: Schedule, n: int, k: int, experts: int) -> bool:
     """Whether the templates have a form for what a row says."""
     rows, warps = row["block_n"], row["warps"]
     if row["block_k"] != STEP or row["stages"] < 2 or row["decoded"] not in (IN_FRONT, HERE):
         return False
     if row.get("part") == 0:
-        return warps == (row["part_columns"] // WARP_COLUMNS if row["part_rows"] == 1 else row["part_rows"])
+        return warps == row["part_rows"] and row["part_turns"] == 1 and row["part_columns"] % WARP_COLUMNS == 0
+    if row["decoded"] == HERE:
+        parts = rows // (16 * warps)
+        return rows % (16 * warps) == 0 and row["block_m"] == HELD and 1 <= row["part_rows"] <= HELD and (parts == 1 or k >= row["stages"] * STEP)
     if row.get("instances", 0):
         wanted = (16 * warps, max(COSTS), 4, IN_FRONT)
         return (rows, row["block_m"], row["stages"], row["decoded"]) == wanted and n % rows == 0 and experts <= CROWDED
-    return rows in (ROWS * warps // 4, ROWS * warps // 2)
+    return rows in (ROWS * warps // 4, ROWS * warps // 2) and row["stages"] > 2
 
 
 def _case(rows: int, gathered: bool) -> tuple[Request, Schedule]:
@@ -122,5 +139,5 @@ def _case(rows: int, gathered: bool) -> tuple[Request, Schedule]:
 
 
 CASES = (_case(1, True), _case(128, False), _case(4096, True))
-MEANINGS = ("5396a111cc06b058", "7d3c0fb8118e589d", "79989d935e106519")
+MEANINGS = ("28f75cf76d9036ec", "7d3c0fb8118e589d", "79989d935e106519")
 """Digests of their tile kernels as they were when the source was checked on a GPU."""

@@ -1,9 +1,10 @@
-"""The form of a linear layer for more than 16 rows on SM90 whose left factor is decoded in registers: coverage, schedule rows, source.
+"""The form of a linear layer for more than 128 rows on SM90 whose left factor is decoded in registers: coverage, schedule rows, source.
 
-FP8 rows with scales of 32 columns times an FP8 weight with scales of 32x32 elements. It computes what the tile kernels of the same row compute:
-segments of K from zero on, 16 columns after another, added in order. The right factor is decoded by a launch in front, and lies as the tensor
-cores read it. Preconditions: scales of the left factor lie between 2^-92 and 2^39, those of the right one below 2^86. Loaders hold weights to that;
-rows of x are not looked at: smaller groups of one are lost, as they would be beside any other group of it in a sum of FP32.
+FP8 rows with scales of 32 columns, or BF16 rows (then in groups too), times an FP8 weight with scales of 32x32 elements. It computes what the tile
+kernels of the same row compute: segments of K from zero on, 16 columns after another, added in order. A right factor of codes is decoded by a launch
+in front, and lies as the tensor cores read it; BF16 rows stay where they are. Preconditions: scales of the left factor lie between 2^-92 and 2^39,
+those of the right one below 2^86. Loaders hold weights to that; rows of x are not looked at: smaller groups of one are lost, as they would be beside
+any other group of it in a sum of FP32, and sums of BF16 rows are kept times 2^-32.
 """
 
 from collections.abc import Sequence
@@ -11,26 +12,28 @@ from collections.abc import Sequence
 from tapeout.codegen.kernel import Buffer, Request, Schedule
 from tapeout.codegen.nvidia.emit import POINTERS, EmitError, Source
 from tapeout.codegen.nvidia.facts import Chip
+from tapeout.codegen.nvidia.overrides import fp8_linear
 from tapeout.codegen.nvidia.overrides import linear_many_ptx as ptx
-from tapeout.codegen.nvidia.overrides.fp8_linear import CAPABILITY, shape
+from tapeout.codegen.nvidia.overrides.fp8_linear import is_scaled, shape
 from tapeout.codegen.nvidia.overrides.templates import template
 from tapeout.dialects.format import BF16, FP8_WEIGHT, Q8
 from tapeout.dialects.types import Tensor
 
 LEFT, STEP, WARPS, DECODE_COLUMNS, DECODE_ROWS = 128, 128, 8, 256, 16
-WIDEST = 160
-"""Columns of the right factor that registers hold sums and totals of."""
+WIDEST = 192
+"""Rows of the right factor that registers hold sums and totals of; blocks of more have buffers of half a step, of which more are under way."""
 PIECES = (64, 32, 16)
 """Columns that leave through shared memory at a time."""
 LEAST_STAGES, MOST_STAGES = 2, 6
 MOST_COLUMNS, MOST_ROWS = 8192, 512
 """A wider weight and more rows than these fill every multiprocessor with blocks of the plain form."""
-FIRST_WAVE, LATER_WAVE, LEAST_STEP, EACH_STEP, EACH_COLUMN, SHALLOW = 8.0, 5.0, 0.73, 0.45, 0.0035, 1.25
-DECODING, EACH_ELEMENT, SECOND_LAUNCH, SUM_BYTES = 1.5, 0.8e-6, 3.0, 3e6
+FIRST_WAVE, LATER_WAVE, EACH_STEP, EACH_ROW, IN_HALVES, IN_PAIRS = 3.0, 6.0, 0.40, 0.003, 0.07, 0.12
+DECODING, EACH_ELEMENT, SECOND_LAUNCH, EACH_TOTAL, SUM_BYTES = 1.2, 0.8e-6, 1.2, 4.9e-6, 5e6
 PLAIN_STEP, PLAIN_WIDE_STEP, PLAIN_ALONE = 0.96, 1.63, 0.9
-"""Microseconds, and bytes in one: of an instance but for its steps, of a step and of each of its columns, and what two buffers cost; of a launch
-that decodes, that adds up segments; of a step of the plain form, also in wide blocks, and what is left of it where half of the chip has nothing
-to do. Measured on an H200."""
+"""Microseconds, and bytes in one: of a first and of a later instance but for their steps, of a step, of each row of the right factor in it, and what
+buffers of half a step and codes that are read two by two cost; of a launch that decodes, of each number, of a launch that adds up segments, of each
+number of its result, and how many bytes of sums are written; of a step of the plain form, also in wide blocks, and what is left of it where half of
+the chip has nothing to do. Measured on an H200."""
 _Cut = tuple[float, int, Schedule]
 BARRIER_BYTES = 256
 LEAST_SCALE, MOST_SCALE = 35, 166  # 2^-92, 2^39
@@ -38,32 +41,26 @@ LAUNCHES, PLACE = (0, 1, None), 3
 """The launches it stands for; its place among the overrides of linear layers."""
 _PLAIN = {"panel": 0, "weights_first": 1, "ahead": 1, "split": 0, "group": 0, "total_columns": 256, "part_columns": DECODE_COLUMNS,
           "part_rows": DECODE_ROWS, "segments": 8, "override": PLACE, "block_k": 64, "warps": WARPS, "stages": 3}  # fmt: skip
+_GROUPED = Request("nn.linear", (("groups", 8), ("wide", False)), (Tensor((None, 32768), BF16), Tensor((8192, 4096), FP8_WEIGHT)),
+                   (Tensor((None, 8192), BF16),))  # fmt: skip
 _CASE = Request("nn.linear", (("groups", 1), ("wide", False)), (Tensor((None, 5120), Q8), Tensor((1280, 5120), FP8_WEIGHT)),
                 (Tensor((None, 1280), BF16),))  # fmt: skip
 CASES: tuple[tuple[Request, Schedule], ...] = (
     (_CASE, {**_PLAIN, "decoded": 4, "rows_first": 1, "block_m": LEFT, "block_n": 160, "turns": 2}),
     (_CASE, {**_PLAIN, "decoded": 2, "rows_first": 0, "block_m": 96, "block_n": LEFT, "turns": 1}),
+    (_GROUPED, {**_PLAIN, "segments": 4, "decoded": 6, "rows_first": 0, "block_m": LEFT, "block_n": LEFT, "turns": 1}),
 )
-"""Rows of x on the left, and the weight on the left."""
-MEANINGS = ("5d6abe74f64f54d9", "dd2caa8c7133f1b7")
+"""Rows of x on the left, the weight on the left, and BF16 rows."""
+MEANINGS = ("5d6abe74f64f54d9", "dd2caa8c7133f1b7", "2ca833c85cb48e8b")
 """Digests of their tile kernels as they were when the source was checked on a GPU."""
 
 
 def why_not(request: Request, chip: Chip) -> str | None:
     """Why a request is left to the plain form; None where it is covered."""
-    if chip.capability != CAPABILITY:
-        return f"{chip.name} multiplies codes by other instructions"
-    if request.op != "nn.linear" or request["groups"] != 1:
-        return f"{request.op} of {request['groups'] if request.op == 'nn.linear' else 1} groups is no linear layer of one group"
-    (x, weight), result = request.operands[:2], request.results[0]
-    if not isinstance(weight, Tensor) or weight.number != FP8_WEIGHT or not isinstance(x, Tensor) or x.number != Q8:
-        return f"x is {x} and the weight {weight}, expected FP8 rows with scales of 32 columns and FP8 values with scales of 32x32"
-    if not isinstance(result, Tensor) or result.number != BF16:
-        return f"the result is {result}, expected BF16"
-    n, k = weight.sized(0)
-    if n % LEFT or k % DECODE_COLUMNS:
-        return f"the weight is {weight}, expected a multiple of {LEFT} rows and of {DECODE_COLUMNS} columns"
-    return None
+    reason = fp8_linear.why_not(request, chip, LEFT, DECODE_COLUMNS)
+    if reason is None and is_scaled(request) and request["groups"] != 1:
+        return f"FP8 rows in {request['groups']} groups: expected one group, or BF16 rows"
+    return reason
 
 
 def row(request: Request, chip: Chip, segments: int, rows: int) -> Schedule | None:
@@ -77,9 +74,10 @@ def row(request: Request, chip: Chip, segments: int, rows: int) -> Schedule | No
     n, k = shape(request)
     if n > MOST_COLUMNS and rows > MOST_ROWS:
         return None
-    found = [*(_rows_left(n, k, rows, chip) if segments > 1 else []), *_weight_left(n, k, rows, segments, chip)]
+    scaled = is_scaled(request)
+    found = [*(_rows_left(n, k, rows, chip) if segments > 1 and scaled else []), *_weight_left(n, k, rows, segments, chip, scaled)]
     best, _, settings = min(found, key=lambda cut: cut[:2])
-    return settings if best < _plain_microseconds(n, k, rows, segments, chip) else None
+    return settings if best < _plain_microseconds(n, k, rows, segments, chip, scaled) else None
 
 
 def _rows_left(n: int, k: int, rows: int, chip: Chip) -> list[_Cut]:
@@ -94,24 +92,24 @@ def _rows_left(n: int, k: int, rows: int, chip: Chip) -> list[_Cut]:
     return found
 
 
-def _weight_left(n: int, k: int, rows: int, segments: int, chip: Chip) -> list[_Cut]:
+def _weight_left(n: int, k: int, rows: int, segments: int, chip: Chip, scaled: bool) -> list[_Cut]:
     found: list[_Cut] = []
     for tile in range(PIECES[-1], 2 * LEFT + 1, PIECES[-1]):
-        for split in (0, 1) if segments > 1 else (0,):
+        for split in (0, 1) if segments > 1 and scaled else (0,):
             parts = segments if split else 1
             waves = -(-(n // LEFT * -(-rows // tile) * parts) // chip.processors)
-            time = _decoding_microseconds(rows * k) + _microseconds(waves, k // STEP // parts, tile)
+            time = _microseconds(waves, k // STEP // parts, tile, scaled) + _decoding_microseconds(rows * k if scaled else 0)
             if split:
-                time += SECOND_LAUNCH + 2 * 4 * rows * n * parts / SUM_BYTES
-            if split or tile <= WIDEST:
-                settings = {**_settings(tile), "decoded": 2, "rows_first": 0, "block_m": tile, "block_n": LEFT, "turns": 1, "split": split}
-                found.append((time, tile, settings))
+                time += SECOND_LAUNCH + rows * n * EACH_TOTAL + 4 * rows * n * parts / SUM_BYTES
+            if split or segments == 1 or tile <= WIDEST:
+                settings = {**_settings(tile), "rows_first": 0, "block_m": tile, "block_n": LEFT, "turns": 1, "split": split}
+                found.append((time, tile, settings | ({"decoded": 2} if scaled else {"decoded": 6, "part_warps": 1})))
     return found
 
 
-def _microseconds(waves: int, steps: int, tile: int) -> float:
+def _microseconds(waves: int, steps: int, tile: int, scaled: bool = True) -> float:
     """Of the launch that multiplies."""
-    step = max(LEAST_STEP, EACH_STEP + tile * EACH_COLUMN) * (SHALLOW if _stages(tile) <= LEAST_STAGES else 1)
+    step = EACH_STEP + tile * EACH_ROW + (IN_HALVES if _columns(tile) < STEP else 0) + (0 if scaled else IN_PAIRS)
     return FIRST_WAVE + (waves - 1) * LATER_WAVE + waves * steps * step
 
 
@@ -119,11 +117,12 @@ def _decoding_microseconds(elements: int) -> float:
     return DECODING + elements * EACH_ELEMENT
 
 
-def _plain_microseconds(n: int, k: int, rows: int, segments: int, chip: Chip) -> float:
+def _plain_microseconds(n: int, k: int, rows: int, segments: int, chip: Chip, scaled: bool) -> float:
     """Of the plain form for many rows: both factors decoded in front, blocks of 128 rows times 128 columns, or 256 without segments."""
     blocks = n / (LEFT if segments > 1 else 2 * LEFT) * -(-rows // LEFT)
     step = (PLAIN_STEP if segments > 1 else PLAIN_WIDE_STEP) * (1 if blocks > chip.processors // 2 else PLAIN_ALONE)
-    return _decoding_microseconds(n * k) + _decoding_microseconds(rows * k) + max(1.0, blocks / chip.processors) * (k / STEP * step + DECODING)
+    front = _decoding_microseconds(n * k) + (_decoding_microseconds(rows * k) if scaled else 0)
+    return front + max(1.0, blocks / chip.processors) * (k / STEP * step + DECODING)
 
 
 def _settings(tile: int) -> Schedule:
@@ -131,9 +130,14 @@ def _settings(tile: int) -> Schedule:
             "warps": WARPS, "stages": _stages(tile)}  # fmt: skip
 
 
+def _columns(tile: int) -> int:
+    """Of K, in a buffer."""
+    return STEP if tile <= WIDEST else STEP // 2
+
+
 def _read_bytes(tile: int) -> int:
-    """Of a step: codes of the left factor, BF16 numbers of the right one."""
-    return LEFT * STEP + 2 * tile * STEP
+    """Of a buffer: codes of the left factor, BF16 numbers of the right one."""
+    return (LEFT + 2 * tile) * _columns(tile)
 
 
 def _pieces(tile: int) -> list[int]:
@@ -146,7 +150,7 @@ def _staged_bytes(tile: int) -> int:
 
 
 def _stages(tile: int) -> int:
-    """Steps in shared memory."""
+    """Buffers in shared memory."""
     room = 227 * 1024 - BARRIER_BYTES - _staged_bytes(tile)
     return min(MOST_STAGES, room // _read_bytes(tile))
 
@@ -154,22 +158,24 @@ def _stages(tile: int) -> int:
 def source(symbol: str, request: Request, buffers: Sequence[Buffer], row: Schedule) -> Source | None:
     """The source of a launch under its symbol, None for one that adds up segments; `buffers` in launch order. Raises `EmitError` where the
     row cuts otherwise than it can."""
-    tile, reason = _tile(row), _cannot_cut(row, *shape(request))
-    if reason is not None:
-        raise EmitError(f"kernel {symbol}: the override for many rows finds {reason}; set override to 0")
     if row["split"] and row.get("part") is None:
         return None
-    arguments = ("x", "x_scales", "codes", "scales", "out", "decoded", *(("sums",) if row["split"] else ()), "count")
-    rows_left = row["decoded"] == 4
-    (left, left_scales), (right, right_scales) = (arguments[0:2], arguments[2:4]) if rows_left else (arguments[2:4], arguments[0:2])
+    tile, reason = _tile(row), _cannot_cut(row, *shape(request), is_scaled(request))
+    if reason is not None:
+        raise EmitError(f"kernel {symbol}: the override for many rows finds {reason}; set override to 0")
+    scaled, rows_left = is_scaled(request), row["decoded"] == 4
+    arguments = ("x", *(("x_scales",) if scaled else ()), "codes", "scales", "out", "decoded", *(("sums",) if row["split"] else ()), "count")
+    x, weight = ("x", "x_scales"), ("codes", "scales")
+    (left, left_scales), (right, right_scales) = (x, weight) if rows_left else (weight, x)
     given = {"name": symbol, "constants": _constants(request, row, tile), "arguments": arguments, "rows_left": rows_left, "left": left,
-             "left_scales": left_scales, "right": right, "right_scales": right_scales}  # fmt: skip
+             "left_scales": left_scales, "right": right, "right_scales": right_scales, "in_order": not scaled}  # fmt: skip
     if row.get("part") == 0:
         given["constants"] = decode_constants(row, shape(request)[1]) | {"N": shape(request)[0]}
-        maps = ptx.tensor_maps(shape(request)[1], tile)
+        maps = ptx.tensor_maps(shape(request)[1], tile, _columns(tile), *(() if scaled else (shape(request)[1] * request["groups"],)))
         text = template("linear_many_sm90_decode").render(**given, ptx=ptx, scaled=True, turned=False, tensor_maps=maps)
     else:
-        text = template("linear_many_sm90_products").render(**given, **_pieces_left(tile, rows_left, bool(row["split"])), **_words(tile))
+        pieces = _pieces_left(tile, rows_left, bool(row["split"]))
+        text = template("linear_many_sm90_products").render(**given, **pieces, **_words(tile, not scaled))
     parameters = tuple((name, POINTERS[b.element]) for name, b in zip(arguments, buffers, strict=True))
     return Source(symbol, text + "\n", parameters, LEFT * tile, 0, "gluon")
 
@@ -184,17 +190,18 @@ def _tile(row: Schedule) -> int:
     return row["block_n" if row["decoded"] == 4 else "block_m"]
 
 
-def _cannot_cut(row: Schedule, n: int, k: int) -> str | None:
+def _cannot_cut(row: Schedule, n: int, k: int, scaled: bool) -> str | None:
     """Why a row is not one of this override's."""
     rows_left, tile = row["decoded"] == 4, _tile(row)
     other = row["block_m" if rows_left else "block_n"]
-    if row["decoded"] not in (2, 4) or bool(row["rows_first"]) != rows_left or row["group"] or (rows_left and row["split"]):
+    asked = row["decoded"] in ((2, 4) if scaled else (6,)) and bool(row["rows_first"]) == rows_left
+    if not asked or row["group"] or (rows_left and row["split"]):
         return f"decoded {row['decoded']}, rows_first {row['rows_first']}, group {row['group']}, split {row['split']}"
     if other != LEFT or tile % PIECES[-1] or not PIECES[-1] <= tile <= 2 * LEFT or n % (tile if rows_left else LEFT):
         return f"blocks of {row['block_m']} times {row['block_n']}"
     if k % (STEP * row["segments"]) or k % row["part_columns"] or row["part_columns"] % DECODE_COLUMNS:
         return f"{row['segments']} segments, part_columns {row['part_columns']}"
-    if row["warps"] != WARPS or not LEAST_STAGES <= row["stages"] <= _stages(tile):
+    if (row["warps"] != WARPS and row.get("part") != 0) or not LEAST_STAGES <= row["stages"] <= _stages(tile):
         return f"{row['warps']} warps, {row['stages']} stages"
     return None
 
@@ -202,9 +209,9 @@ def _cannot_cut(row: Schedule, n: int, k: int) -> str | None:
 def _constants(request: Request, row: Schedule, tile: int) -> dict[str, int | bool]:
     n, k = shape(request)
     steps = k // STEP // row["segments"]
-    return {"N": n, "K": k, "TILE": tile, "SEGMENTS": row["segments"], "STEPS": steps, "TURNS": max(row.get("turns", 1), 1),
-            "STAGES": row["stages"], "SPLIT": bool(row["split"]), "ROWS_LEFT": row["decoded"] == 4,
-            "TURN_STEPS": steps if row["split"] else k // STEP}
+    return {"N": n, "K": k, "WIDTH": n // request["groups"], "TILE": tile, "COLUMNS": _columns(tile), "SEGMENTS": row["segments"], "STEPS": steps,
+            "TURNS": max(row.get("turns", 1), 1), "STAGES": row["stages"], "SPLIT": bool(row["split"]), "ROWS_LEFT": row["decoded"] == 4,
+            "TURN_STEPS": steps if row["split"] else k // STEP}  # fmt: skip
 
 
 def _pieces_left(tile: int, rows_left: bool, split: bool) -> dict[str, object]:
@@ -215,9 +222,12 @@ def _pieces_left(tile: int, rows_left: bool, split: bool) -> dict[str, object]:
     return {"pieces": pieces, "firsts": [sum(pieces[:i]) for i in range(len(pieces))], "staged": staged, "target": "sums" if split else "out"}
 
 
-def _words(tile: int) -> dict[str, object]:
+def _words(tile: int, in_order: bool) -> dict[str, object]:
     """The PTX of the launch that multiplies."""
-    return {"copies": ptx.copies(tile), "read": ptx.read(), "read_operands": ptx.READ_OPERANDS, "acquire": ptx.acquire(), "warp": ptx.WARP,
-            "decode": [ptx.left_factor(half) for half in (0, 1)], "decode_operands": ptx.LEFT_OPERANDS, "wait": ptx.WAIT,
-            "products": [ptx.products(tile, half) for half in (0, 1)], "operands": ptx.product_operands(tile), "drain": ptx.drain(tile),
-            "drain_operands": ptx.drain_operands(tile)}  # fmt: skip
+    columns = _columns(tile)
+    halves, quarters = columns * 2 // STEP, [q % (columns // 32) for q in range(4)]
+    read = [ptx.read_pairs(q, columns) if in_order else ptx.read(q // 2) for q in quarters]
+    return {"copies": ptx.copies(tile, columns, in_order), "read": read, "read_operands": ptx.READ_HALF_OPERANDS, "acquire": ptx.acquire(),
+            "warp": ptx.WARP, "decode": [ptx.quarter(q, in_order) for q in range(4)], "decode_operands": ptx.QUARTER_OPERANDS, "wait": ptx.WAIT,
+            "products": [ptx.quarter_products(tile, q, halves) for q in range(4)], "operands": ptx.product_operands(tile),
+            "drain": ptx.drain(tile), "drain_operands": ptx.drain_operands(tile)}  # fmt: skip

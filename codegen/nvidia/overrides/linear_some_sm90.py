@@ -147,7 +147,7 @@ def source(symbol: str, request: Request, buffers: Sequence[Buffer], row: Schedu
     if brings:
         constants = decode_constants(row, shape(request)[1] * request["groups"])
         text = template("linear_many_sm90_decode").render(
-            constants=constants, turned=True, rows_left=False, right="x", right_scales="x_scales", **given)  # fmt: skip
+            constants=constants, turned=True, rows_left=False, in_order=False, right="x", right_scales="x_scales", **given)  # fmt: skip
         return Source(symbol, text + "\n", parameters, row["part_rows"] * row["part_columns"], 0, "gluon")
     text = template("linear_some_sm90").render(
         constants=_constants(request, groups, segments, bool(split)), parts=groups.parts, block_n=groups.rows, ahead=groups.ahead,

@@ -25,8 +25,12 @@ ALWAYS = (
     "test_tables.test_remember_keeps_the_last_token_of_a_slot[32]", "test_experts.test_dispatch_sorts_stably[3-1]",
 )  # fmt: skip
 
-ELSEWHERE = tuple(f"test_sampling.test_the_real_vocabulary[settings{number}-form1]" for number in range(4))
-"""Cases in the blocks of another target's row: a list of 32,768 tokens, which no vector core's memory holds."""
+ELSEWHERE = (
+    *(f"test_sampling.test_the_real_vocabulary[settings{number}-form1]" for number in range(4)),
+    "test_streams.test_a_mixer_adds_segments_in_one_order_whoever_does", "test_streams.test_mixer_makes_the_coefficients[4-128-schedule4]",
+)  # fmt: skip
+"""Cases in the blocks of another target's row: a list of 32,768 tokens, which no vector core's memory holds, and sums of groups of segments, stored
+with rows side by side."""
 
 
 def _cases() -> Iterator[Any]:

@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from tapeout.codegen.kernel import KernelError
 from tapeout.dialects import mhc, nn
 from tapeout.dialects.format import BF16, FP32, Q8, decode
 from tapeout.dialects.types import Tensor
@@ -104,11 +105,13 @@ def mixer_operands(count, s, h):
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize(("s", "h", "schedule"), [(4, 128, {"block_rows": 4, "block_k": 128, "segments": 0}), (3, 32, {}),
-                                                  (4, 128, {"block_k": 32, "segments": 4, "grouped": 1, "finished_rows": 1}),
-                                                  (4, 128, {"block_k": 32, "segments": 8, "grouped": 4, "joined": 0, "finished_rows": 4}),
-                                                  (4, 128, {"block_k": 32, "segments": 4, "grouped": 2, "joined": 1}),
-                                                  (2, 40, {"block_k": 16, "segments": 0})])
+@pytest.mark.parametrize(("s", "h", "schedule"), [
+    (4, 128, {"block_rows": 4, "block_k": 128, "segments": 0}), (3, 32, {}),
+    (4, 128, {"block_k": 32, "square_columns": 32, "panel": 32, "segments": 4, "grouped": 1, "finished_rows": 1}),
+    (4, 128, {"block_k": 64, "square_columns": 32, "panel": 32, "segments": 4, "grouped": 4}),
+    (4, 128, {"block_k": 32, "square_columns": 32, "panel": 32, "segments": 4, "grouped": 2, "joined": 1, "block_rows": 8, "finished_rows": 4,
+              "decoded": 1}),
+    (3, 32, {"block_k": 48, "square_columns": 48, "panel": 16, "segments": 1}), (2, 40, {"block_k": 16, "segments": 0})])  # fmt: skip
 def test_mixer_makes_the_coefficients(how, s, h, schedule):
     """A coefficient is a smooth function of products whose absolute error is gamma; 20 divisions of numbers below 1 keep it within 1e-5."""
     case = mixer_case(s, h, **schedule)
@@ -133,11 +136,18 @@ def test_mixer_balances_the_golden_matrix(how):
 
 @pytest.mark.parametrize("how", HOW)
 def test_a_mixer_adds_segments_in_one_order_whoever_does(how):
-    cut = {"block_k": 32, "segments": 8, "grouped": 4, "finished_rows": 1}
-    apart, joined = (mixer_case(4, 128, joined=joined, **cut) for joined in (0, 1))
-    x, fn, base, scale = mixer_operands(5, 4, 128)
-    for found, wanted in zip(joined.run(how, x, fn, base, scale), apart.run(how, x, fn, base, scale), strict=True):
-        np.testing.assert_array_equal(found.view(np.uint32), wanted.view(np.uint32))
+    cut = {"block_rows": 16, "block_k": 32, "square_columns": 32, "panel": 32, "segments": 8, "grouped": 4}
+    apart = mixer_case(4, 128, joined=0, finished_rows=1, **cut)
+    for number, rows in enumerate((1, 4, 16)):
+        joined = mixer_case(4, 128, joined=1, finished_rows=rows, decoded=number % 2, **cut)
+        given = mixer_operands(5 + 8 * number, 4, 128)
+        for found, wanted in zip(joined.run(how, *given), apart.run(how, *given), strict=True):
+            np.testing.assert_array_equal(found.view(np.uint32), wanted.view(np.uint32))
+
+
+def test_thirds_made_in_front_are_for_instances_that_add_segments_up():
+    with pytest.raises(KernelError, match="decoded is 1: expected 0"):
+        mixer_case(4, 128, block_rows=16, block_k=32, panel=32, segments=8, grouped=4, joined=0, decoded=1)
 
 
 def test_a_row_does_not_depend_on_its_batch():

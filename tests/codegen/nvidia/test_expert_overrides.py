@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -42,12 +44,20 @@ def kernels(one: Request, rows: int, **settings: int) -> list[TileKernel]:
     return [lower(choice) for choice in in_launches(Choice(one, "expert_linear", tuple(sorted(row.items()))))]
 
 
-@pytest.mark.parametrize(("rows", "experts", "wanted"), [
-    (1, 16, (2, 8, 1, 0)), (16, 16, (2, 8, 2, 0)), (64, 16, (1, 64, 1, 132)), (128, 16, (1, 64, 1, 132)), (320, 32, (1, 64, 1, 132)),
-    (4096, 16, (1, 256, 6, 0)), (64, 384, (2, 8, 2, 0)), (2048, 384, (1, 64, 2, 0)), (4096, 384, (1, 128, 2, 0))])  # fmt: skip
-def test_the_mean_of_an_experts_pairs_chooses_the_form(rows: int, experts: int, wanted: tuple[int, ...]):
-    row = expert_linear_for(request(experts=experts), SM90, rows)
-    assert (row["decoded"], row["block_m"], row["spread"], row["instances"], row["override"]) == (*wanted, 1)
+@pytest.mark.parametrize(("shape", "rows", "experts", "wanted"), [
+    (UP, 1, 16, (2, 128, 1, 0)), (UP, 4, 16, (2, 64, 4, 0)), (UP, 5, 16, (2, 64, 8, 0)), (DOWN, 8, 16, (2, 64, 8, 0)), (UP, 8, 16, (1, 256, 4, 132)),
+    (DOWN, 16, 16, (1, 256, 4, 132)), (UP, 64, 16, (1, 256, 4, 132)), (UP, 320, 32, (1, 256, 4, 132)), (UP, 4096, 16, (1, 128, 4, 0)),
+    (UP, 1, 384, (2, 128, 1, 0)), (UP, 4, 384, (2, 64, 4, 0)), (UP, 64, 384, (2, 256, 4, 0)), (UP, 128, 384, (2, 256, 8, 0)),
+    (UP, 2048, 384, (1, 64, 4, 0)),
+    (UP, 4096, 384, (1, 256, 4, 0))])  # fmt: skip
+def test_the_mean_of_an_experts_pairs_chooses_the_form(shape, rows: int, experts: int, wanted: tuple[int, ...]):
+    """Where rows are decoded, rows of weight of an instance, rows of pairs that are decoded at a time, instances."""
+    row = expert_linear_for(request(shape, experts), SM90, rows)
+    assert (row["decoded"], row["block_n"], row["part_rows"], row["instances"], row["override"]) == (*wanted, 1)
+
+
+def test_rows_that_are_held_fit():
+    assert expert_linear_for(request((256, 16384), 384), SM90, 100)["part_rows"] == 3
 
 
 def test_any_number_of_rows_has_a_row_that_can_be_cut():
@@ -78,13 +88,16 @@ def test_the_tile_kernels_are_those_that_were_checked_on_a_gpu():
 def test_another_definition_stops_the_build(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(expert_linear_sm90, "MEANINGS", (*expert_linear_sm90.MEANINGS[:2], "0" * 16))
     with pytest.raises(EmitError, match="the override was checked against tile kernel 0000000000000000, the definition now gives"):
-        source_for(kernels(request(), 16)[0], SM90)
+        source_for(kernels(request(), 1)[0], SM90)
 
 
-@pytest.mark.parametrize("settings", [{"block_n": 32}, {"warps": 8}, {"block_k": 256}, {"stages": 1}, {"decoded": 0}])
-def test_a_row_that_cuts_otherwise_is_refused(settings: dict[str, int]):
+@pytest.mark.parametrize(("rows", "settings"), [
+    *((4, one) for one in ({"block_n": 32}, {"warps": 8}, {"block_m": 4}, {"part_rows": 9}, {"block_k": 256}, {"stages": 1}, {"decoded": 0})),
+    *((64, one) for one in ({"block_n": 128}, {"stages": 3}, {"decoded": 2})), *((4096, one) for one in ({"block_n": 32}, {"stages": 1})),
+])  # fmt: skip
+def test_a_row_that_cuts_otherwise_is_refused(rows: int, settings: dict[str, int]):
     with pytest.raises(EmitError, match="the override of expert products cannot cut so"):
-        source_for(kernels(request(), 16, **settings)[-1], SM90)
+        source_for(kernels(request(), rows, **settings)[-1], SM90)
 
 
 def test_without_the_entry_the_plain_form_is_emitted():
@@ -92,11 +105,11 @@ def test_without_the_entry_the_plain_form_is_emitted():
 
 
 def test_the_source_names_its_kernel_and_has_the_requests_numbers():
-    (few,), (front, some) = kernels(request(), 16), kernels(request(DOWN), 128)
+    (few,), (front, some) = kernels(request(), 4), kernels(request(DOWN), 128)
     for made, arguments, words in (
-        (few, "order, offsets, out, rows, count", "GATHERED = gl.constexpr(True)"),
+        (few, "order, offsets, out, rows, count", "HELD = gl.constexpr(4)"),
         (some, "order, offsets, out, rows, count", "hands those sums on as they are"),
-        (front, "order, offsets, out, rows, count", "PIECE = gl.constexpr(256)"), (kernels(request(DOWN), 16)[0], "order, offsets, out, count", ""),
+        (front, "order, offsets, out, rows, count", "PIECE = gl.constexpr(256)"), (kernels(request(DOWN), 4)[0], "order, offsets, out, count", ""),
     ):  # fmt: skip
         source = source_for(made, SM90)
         assert source is not None and (source.name, source.language) == (made.symbol, "gluon")
@@ -109,8 +122,8 @@ def _inline(text: str, function: str, number: int) -> str:
     return re.findall(r'inline_asm_elementwise\(\s*"""(.*?)"""', body, re.S)[number]
 
 
-def _text(rows: int) -> str:
-    source = source_for(kernels(request(), rows)[0], SM90)
+def _text(rows: int, launch: int = 0) -> str:
+    source = source_for(kernels(request(), rows)[launch], SM90)
     assert source is not None
     return source.text
 
@@ -121,7 +134,7 @@ def test_weights_are_exact_and_kept_small(scale: int):
     codes = np.random.default_rng(scale).integers(0, 16, (4096, 8))
     codes[:16] = np.arange(16)[:, None]
     words = (codes << 4 * np.arange(8)).sum(1).astype(np.uint32)
-    text = _text(16)
+    text = _text(4096, -1)
     scales = np.full(4096, scale * 0x01010101, np.uint32)
     factors = ptx.run(_inline(text, "_decoded_weights", 0), [scales], [4] * 4, 1)
     for factor in factors:
@@ -133,7 +146,7 @@ def test_weights_are_exact_and_kept_small(scale: int):
 
 def _written(text: str, name: str, outputs: list[int], inputs: list[int], *settings: int) -> str:
     """What a function of a template writes for so many registers of each operand, as the register machine reads it."""
-    scope: dict[str, Callable[..., str]] = {}
+    scope: dict[str, Any] = {"APART": SimpleNamespace(value=64), "HELD": SimpleNamespace(value=4)}
     for needed in ("_list(names", f"{name}(outputs"):
         body = re.search(rf"def {re.escape(needed)}.*?(?=\n\n\n)", text, re.S)
         assert body is not None
@@ -147,19 +160,19 @@ def _written(text: str, name: str, outputs: list[int], inputs: list[int], *setti
                   lambda m: f"prmt.b32 f, {m[1]}, 0, {('0x1010', '0x3232')[int(m[2])]};", made)  # fmt: skip
 
 
+@pytest.mark.parametrize("rows", [4, 64])
 @pytest.mark.parametrize("scale", [11, 100, 127, 144])
-def test_weights_of_some_pairs_are_exact_and_lie_alike(scale: int):
+def test_weights_of_few_and_some_pairs_are_exact_and_lie_alike(scale: int, rows: int):
     """Codes of a lane's words of two rows and four groups, each with a scale of its own, as left factors of eight products."""
     codes = np.random.default_rng(scale).integers(0, 16, (1024, 8, 8))
     codes[:16, :] = np.arange(16)[:, None, None]
     words = [(codes[:, i] << 4 * np.arange(8)).sum(1).astype(np.uint32) for i in range(8)]  # group by group, row 0 and row 1
     scales = [min(scale + i, 144) for i in range(4)]
     word = np.full(1024, sum(s << 8 * i for i, s in enumerate(scales)), np.uint32)
-    source = source_for(kernels(request(), 64)[-1], SM90)
-    assert source is not None
-    factors = ptx.run(_written(source.text, "_factors", [4], [1]), [word], [4] * 4, 1)
+    text = _text(rows, -1)
+    factors = ptx.run(_written(text, "_factors", [4], [1]), [word], [4] * 4, 1)
     for odd in (0, 1):
-        found = ptx.run(_written(source.text, "_decoded", [16], [8, 4, *[1] * odd]), [*words, *factors, *words[:odd]], [4] * 16, 1)
+        found = ptx.run(_written(text, "_decoded", [16], [8, 4, *[1] * odd]), [*words, *factors, *words[:odd]], [4] * 16, 1)
         for i, register in enumerate(found):
             group, row, second = i // 4, i % 2, i % 4 // 2
             places = [odd + 2 * second, odd + 2 * second + 4]
@@ -180,25 +193,86 @@ def test_sums_that_are_handed_on_are_taken_from_where_they_lie(sums: int):
     assert left.index("bar.warp.sync") < left.index("st.release.gpu") and found.index("fence.acq_rel.gpu") < found.index("bar.warp.sync")
 
 
-@pytest.mark.parametrize("scale", [0, 1, 100, 127, 200])
-def test_rows_are_exact_and_kept_large(scale: int):
+def _row_codes(scale: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[np.ndarray]]:
+    """Words of codes of units of eight, and what even and odd columns are kept as, two and two."""
     codes = np.random.default_rng(scale).integers(0, 256, (2048, 8)).astype(np.uint8)
     codes[codes & 0x7F == 0x7F] = 0  # NaN: no encoder makes one
     low, high = (codes[:, half].copy().view(np.uint32).reshape(-1) for half in (slice(0, 4), slice(4, 8)))
-    body = _inline(_text(16), "_decoded_rows", 0).replace("$5", "$6").replace("mov.b64 {a, b}, $4;", "mov.b32 a, $4; mov.b32 b, $5;")
-    found = ptx.run(body, [low, high, np.full(2048, scale, np.uint32)], [4] * 4, 1)
-    for pair, places in zip(found, ((0, 4), (2, 6), (1, 5), (3, 7)), strict=True):
-        wanted = codes[:, places].copy().view(ml_dtypes.float8_e4m3fn).astype(np.float64) * 2.0 ** (scale - 127 + 16)
-        np.testing.assert_array_equal(pair.view(ml_dtypes.bfloat16).astype(np.float64).reshape(-1, 2), wanted)
+    values = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float64) * 2.0 ** (scale - 127 + 16)
+    return low, high, np.full(2048, scale, np.uint32), [values[:, places] for places in ([0, 4], [2, 6], [1, 5], [3, 7])]
+
+
+def _are_kept_as(found: list[np.ndarray], wanted: list[np.ndarray]) -> None:
+    for pair, values in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(pair.view(ml_dtypes.bfloat16).astype(np.float64).reshape(-1, 2), values)
+
+
+@pytest.mark.parametrize("scale", [0, 1, 100, 127, 200])
+def test_rows_are_exact_and_kept_large(scale: int):
+    *given, wanted = _row_codes(scale)
+    body = _inline(_text(64), "_decoded_rows", 0).replace("$5", "$6").replace("mov.b64 {a, b}, $4;", "mov.b32 a, $4; mov.b32 b, $5;")
+    _are_kept_as(ptx.run(body, given, [4] * 4, 1), wanted)
+
+
+@pytest.mark.parametrize("scale", [0, 1, 100, 127, 200])
+def test_rows_that_an_instance_decodes_are_the_same_and_odd_columns_lie_behind(scale: int):
+    *given, wanted = _row_codes(scale)
+    body = _written(_text(4), "_put_rows", [], [1, 1, 1, 1])
+    assert body.count("done0") == 2 and "@p bra.uni done0;" in body
+    body = re.sub(r"setp.*?done0;|done0:|\.pred p;", "", body).replace("$1", "$6").replace("mov.b64 {a, b}, $0;", "mov.b32 a, $4; mov.b32 b, $5;")
+    stored = re.findall(r"st.shared.v2.b32 \[\$2\+(\d+)\], {f, e};", body)
+    assert stored == ["0", "512"]  # two groups of four rows' 64 bytes
+    for first, at in zip((0, 2), stored, strict=True):
+        body = body.replace(f"st.shared.v2.b32 [$2+{at}], {{f, e}};", f"mov.b32 ${first}, f; mov.b32 ${first + 1}, e;")
+    _are_kept_as(ptx.run(body, given, [4] * 4, 1), wanted)
+
+
+LANES = np.arange(32)
+WARP: dict[str, Callable[..., np.ndarray]] = {
+    "mov": lambda a: a, "add": np.add, "sub": np.subtract, "and": np.bitwise_and, "popc": lambda a: np.array([int(v).bit_count() for v in a]),
+    "bfind": lambda a: np.array([int(v).bit_length() - 1 for v in a]), "setp.lt": np.less, "setp.ne": np.not_equal,
+    "setp.eq": lambda a, b, c: (a == b) & c.astype(bool), "vote": lambda p, _: np.full(32, sum(1 << int(i) for i in LANES[p])),
+    "shfl": lambda a, lane, *_: a[lane & 31],
+}  # fmt: skip
+
+
+def _of_a_warp(text: str, registers: dict[str, np.ndarray]) -> None:
+    """Runs the few instructions by which lanes find an expert together; registers have a number for each lane."""
+    registers["%lanemask_lt"] = (1 << LANES) - 1
+    for line in (line.strip() for line in re.sub(r"\.reg [^;]*;|[{}]", "", text).split(";")):
+        guard, name, operands = re.fullmatch(r"(?:@(\w+) )?(\S+) (.*)", line).groups() if line else (None, None, "")
+        if name is not None:
+            target, *given = operands.split(", ")
+            values = [registers[v] if v in registers else np.full(32, int(v, 0)) for v in given]
+            found = WARP[".".join(name.split(".")[: 2 if name.startswith("setp") else 1])](*values)
+            registers[target] = np.where(registers[guard], found, registers.get(target, 0)) if guard else found
+
+
+@pytest.mark.parametrize("experts", [3, 32, 40])
+def test_instances_find_the_experts_that_have_pairs(experts: int):
+    counts = np.random.default_rng(experts).integers(0, 3, 64) * (np.arange(64) < experts)
+    ends = np.cumsum(counts)
+    begins = ends - counts
+    text = _written(_text(4), "_chosen", [1, 1, 1], [2, 2, 1])
+    hit = np.flatnonzero(counts)
+    for number in range(len(hit) + 2):
+        registers = {f"${3 + i}": values[32 * (i % 2) :][:32] for i, values in enumerate((begins, begins, ends, ends))} | {"$7": np.full(32, number)}
+        _of_a_warp(text, registers)
+        expert, first, end = (registers[f"${i}"] for i in range(3))
+        if number < len(hit):
+            assert (expert == hit[number]).all() and (first == begins[hit[number]]).all() and (end == ends[hit[number]]).all()
+        else:
+            assert (first == end).all()
 
 
 def test_it_compiles_without_spills_twice_the_same():
-    cases = [(UP, 16, 16), (UP, 16, 16), (DOWN, 64, 16), (UP, 2048, 384), (UP, 4096, 384), (DOWN, 4096, 16)]
+    cases = [(UP, 1, 16), (UP, 1, 16), (DOWN, 64, 16), (UP, 2048, 384), (UP, 4096, 384), (DOWN, 4096, 16), (DOWN, 8, 16), (UP, 128, 384),
+             (UP, 1, 384)]  # fmt: skip
     made = [kernel for shape, rows, experts in cases for kernel in kernels(request(shape, experts), rows)]
     found = [(kernel, problems) for _, kernel, problems in compiled(jobs(made, "sm90"))]
     for kernel, problems in found:
         assert not isinstance(kernel, str), kernel
         assert (problems, kernel.report.spill_stores, kernel.report.stack_bytes, kernel.waits) == ([], 0, 0, True)
         assert kernel.shared_bytes <= SM90.shared_bytes_per_block
-    assert [bool(dict(kernel.report.instructions).get("wgmma.mma_async")) for kernel, _ in found] == [False] * 2 + [False, True] * 4
+    assert [bool(dict(kernel.report.instructions).get("wgmma.mma_async")) for kernel, _ in found] == [False] * 2 + [False, True] * 4 + [False] * 3
     assert "ldmatrix" in found[0][0].ptx and "mma.sync" in found[0][0].ptx and found[0][0].cubin == found[1][0].cubin

@@ -3,7 +3,9 @@
 Its numbers come from a GPU (`python -m tests.bench.gpu`): Gluon has no interpreter.
 """
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 from tapeout.codegen.kernel import KernelError, Request
 from tapeout.codegen.launch_grid import grid_at
 from tapeout.codegen.lower_to_tile import TileKernel, lower
-from tapeout.codegen.nvidia import overrides
+from tapeout.codegen.nvidia import overrides, toolchain
 from tapeout.codegen.nvidia.emit import EmitError
 from tapeout.codegen.nvidia.facts import SM90, SM100
 from tapeout.codegen.nvidia.overrides import linear_many_ptx, linear_many_sm90, source_for
@@ -23,8 +25,8 @@ from tapeout.dialects.types import Tensor
 from tests.codegen.nvidia import ptx
 from tests.codegen.nvidia.compiling import compiled, jobs
 
-SHAPES = {(512, 5120): (128, 1), (1280, 5120): (160, 2), (4096, 1280): (128, 8), (2304, 5120): (144, 4), (5120, 2304): (160, 8),
-          (5120, 8192): (160, 8), (5120, 15360): (160, 8)}  # fmt: skip
+SHAPES = {(512, 5120): (128, 1), (1280, 5120): (160, 2), (4096, 1280): (128, 8), (2304, 5120): (192, 3), (5120, 2304): (160, 8),
+          (5120, 8192): (160, 8)}  # fmt: skip
 """Columns of a block, blocks that an instance takes one after another, at 4,096 rows."""
 
 
@@ -49,7 +51,7 @@ def test_many_rows_are_one_wave_of_instances(shape: tuple[int, int], cut: tuple[
 
 
 @pytest.mark.parametrize(("shape", "rows", "decoded", "split"), [
-    ((1280, 5120), 256, 2, 1), ((512, 5120), 256, 2, 1), ((5120, 8192), 256, 2, 0), ((25600, 6144), 129, 2, 0), ((5120, 8192), 1024, 4, 0),
+    ((1280, 5120), 256, 2, 1), ((512, 5120), 256, 2, 1), ((5120, 8192), 256, 2, 0), ((25600, 6144), 129, 2, 0), ((5120, 8192), 1024, 2, 0),
 ])  # fmt: skip
 def test_fewer_rows_have_the_weight_on_the_left(shape: tuple[int, int], rows: int, decoded: int, split: int):
     """Segments are instances of their own where there are too few blocks."""
@@ -58,18 +60,19 @@ def test_fewer_rows_have_the_weight_on_the_left(shape: tuple[int, int], rows: in
 
 
 def test_wide_weights_keep_the_plain_form_for_many_rows():
-    for shape, wanted in (((25600, 6144), [3, 3, 0, 0]), ((32768, 1280), [3, 0, 0, 0])):
+    for shape, wanted in (((25600, 6144), [3, 3, 0, 0]), ((32768, 1280), [3, 3, 0, 0])):
         assert [linear_for(request(*shape), SM90, rows).get("override", 0) for rows in (256, 512, 513, 4096)] == wanted
 
 
 @pytest.mark.parametrize(("one", "chip", "words"), [
     (request(256, 512), SM100, "sm100 multiplies codes by other instructions"),
-    (request(256, 512, out=FP32), SM90, "expected BF16"),
-    (request(256, 512, x=BF16), SM90, "expected FP8 rows with scales of 32 columns"),
-    (request(256, 384), SM90, "a multiple of 128 rows and of 256 columns"),
-    (request(192, 512), SM90, "a multiple of 128 rows and of 256 columns"),
-    (request(256, 512, groups=2), SM90, "nn.linear of 2 groups is no linear layer of one group"),
-    (replace(request(256, 512), op="nn.fused:linear"), SM90, "nn.fused:linear of 1 groups is no linear layer"),
+    (request(256, 512, out=FP32), SM90, "expected FP8 or BF16 rows and a BF16 result"),
+    (request(256, 512, x=FP32), SM90, "expected FP8 or BF16 rows and a BF16 result"),
+    (request(256, 384), SM90, "groups of a multiple of 128 rows and a multiple of 256 columns"),
+    (request(192, 512), SM90, "groups of a multiple of 128 rows and a multiple of 256 columns"),
+    (request(384, 512, x=BF16, groups=2), SM90, "groups of a multiple of 128 rows"),
+    (request(256, 512, groups=2), SM90, "FP8 rows in 2 groups: expected one group, or BF16 rows"),
+    (replace(request(256, 512), op="nn.fused:linear"), SM90, "nn.fused:linear is no linear layer"),
 ])  # fmt: skip
 def test_others_are_left_to_the_plain_form(one: Request, chip, words: str):
     assert words in linear_many_sm90.why_not(one, chip)
@@ -96,6 +99,31 @@ def test_the_launch_that_adds_up_is_emitted():
     found = [source_for(k, SM90) for k in kernels(request(1280, 5120), 256)]
     assert [source is not None for source in found] == [True, True, False]
     assert [source_for(k, SM90) for k in kernels(request(1280, 5120), 4096, override=0)] == [None, None]
+
+
+@pytest.mark.parametrize(("shape", "tile", "columns"), [((2304, 5120), 256, 64), ((32768, 1280), 256, 64), ((5120, 2304), 96, 128)])
+def test_blocks_of_all_rows_have_buffers_of_half_a_step(shape: tuple[int, int], tile: int, columns: int):
+    """They hold no totals besides sums, so 256 rows fit; the weight is decoded once."""
+    row = linear_for(request(*shape), SM90, 256)
+    source = source_for(kernels(request(*shape), 256)[1], SM90)
+    assert (row["block_m"], row["stages"]) == (tile, 5)
+    assert source is not None and f"COLUMNS = gl.constexpr({columns})" in source.text
+
+
+@pytest.mark.parametrize(("rows", "tile"), [(256, 128), (320, 160), (4096, 192)])
+def test_bf16_rows_stay_where_they_are(rows: int, tile: int):
+    """One warp in front says how they are copied; a group's columns begin behind those of the groups before."""
+    one = request(8192, 4096, x=BF16, groups=8)
+    front, product = kernels(one, rows)
+    row = linear_for(one, SM90, rows)
+    assert (row["override"], row["decoded"], row["block_m"], row["split"]) == (3, 6, tile, 0)
+    assert grid_at(front.text, rows) == (1, 1, 1) and grid_at(product.text, rows) == (64, -(-rows // tile), 1)
+    first, second = source_for(front, SM90), source_for(product, SM90)
+    assert first is not None and "gl.store" not in first.text and "x.to(gl.int64), rows, thread" in first.text
+    assert second is not None and "left0 // WIDTH * K + step * COLUMNS, right0" in second.text and "WIDTH = gl.constexpr(1024)" in second.text
+    assert " * 4294967296.0" in second.text and "ldmatrix" not in second.text
+    (work,) = build(Choice(one, "linear", tuple(sorted(row.items())))).workspaces
+    assert work.elements(rows) * 2 >= 3 * 128
 
 
 def test_there_is_room_for_tensor_maps_behind_the_decoded_factor():
@@ -134,23 +162,41 @@ def _pairs(register: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("scale", [-92, 0, 39])
-@pytest.mark.parametrize("half", [0, 1])
-def test_the_left_factor_is_exact_and_lies_as_products_read_it(half: int, scale: int):
-    """Words of the other half are not read; every scale stands where its 32 columns and row are."""
+@pytest.mark.parametrize("quarter", range(4))
+@pytest.mark.parametrize("pairs", [False, True])
+def test_the_left_factor_is_exact_and_lies_as_products_read_it(quarter: int, scale: int, pairs: bool):
+    """Words of the half's other quarter are not read; every scale stands where its 32 columns and row are. Read two by two, codes are in order."""
     words, steps = _words(), np.arange(4)
     scales = [np.full(64, sum(int(scale + 127 - 3 * (scale > 0) * i - r) << (8 * i) for i in steps), np.uint32) for r in (0, 1)]
     unread = np.full(64, 0x7F7F7F7F, np.uint32)
-    given = [np.roll(words, i) if i // 8 == half else unread for i in range(16)]
+    mine = [np.roll(words, i) for i in range(4)]
+    halves = [half for word in mine for half in (word & 0xFFFF, word >> 16)]
+    given = halves if pairs else [*mine, *[unread] * 4] if quarter % 2 == 0 else [*[unread] * 4, *mine]
     if scale == -92:
         scales = [np.full(64, (scale + 127) * 0x01010101, np.uint32)] * 2
-    found = ptx.run(linear_many_ptx.left_factor(half), [*given, *scales], [4] * 16, 1)
-    for group in (0, 1):
-        for word in range(4):
-            source, row, column = given[8 * half + 4 * group + word], word % 2, word // 2
-            exponent = int(scales[row][0]) >> 8 * (2 * half + group) & 255
-            for pair, places in ((0, (0, 2)), (2, (1, 3))):  # even columns, then odd ones
-                wanted = _numbers(source, places) * 2.0 ** (exponent - 127 - 32)
-                np.testing.assert_array_equal(_pairs(found[8 * group + 4 * column + row + pair]), wanted)
+    found = ptx.run(linear_many_ptx.quarter(quarter, pairs), [*given, *scales], [4] * 8, 1)
+    for word in range(4):
+        row, column = word % 2, word // 2
+        exponent = int(scales[row][0]) >> 8 * quarter & 255
+        for pair, places in ((0, (0, 1)), (2, (2, 3))) if pairs else ((0, (0, 2)), (2, (1, 3))):  # even columns, then odd ones
+            wanted = _numbers(mine[word], places) * 2.0 ** (exponent - 127 - 32)
+            np.testing.assert_array_equal(_pairs(found[4 * column + row + pair]), wanted)
+
+
+@pytest.mark.parametrize("columns", [64, 128])
+def test_pairs_are_read_where_copies_put_them(columns: int):
+    """Of a row r of eight and the one eight behind it, 16 bytes after another, turned by the row's number; a lane j of four has 2j and 2j + 8."""
+    swizzled = {64: lambda r, chunk: chunk ^ (r >> 1 & 3), 128: lambda r, chunk: chunk ^ (r & 7)}[columns]
+    for quarter in range(columns // 32):
+        text = linear_many_ptx.read_pairs(quarter, columns)
+        moved = dict(re.findall(r"xor\.b32 (a\d), at, (\d+)", text))
+        places = [(int(moved[name]), int(more)) for name, more in re.findall(r"\[(a\d)\+(\d+)\]", text)]
+        for r in range(8):
+            start = r * columns + (swizzled(r, 0) << 4)
+            found = [(start ^ chunk) + more for chunk, more in places]
+            wanted = [(r + 8 * row) * columns + (swizzled(r + 8 * row, 2 * quarter + piece) << 4) + 8 * pair
+                      for piece in (0, 1) for row in (0, 1) for pair in (0, 1)]  # fmt: skip
+            assert found == wanted
 
 
 @pytest.mark.parametrize("scale", [-127, 0, 86])
@@ -161,12 +207,14 @@ def test_the_right_factor_is_exact(scale: int):
         np.testing.assert_array_equal(_pairs(found), _numbers(_words(), places) * 2.0 ** (scale + 32))
 
 
-def test_they_compile_without_spills_to_wgmma_twice_the_same():
-    cases = [((1280, 5120), 4096), ((1280, 5120), 4096), ((4096, 1280), 4096), ((1280, 5120), 256), ((5120, 8192), 256)]
-    work = [k for shape, rows in cases for k in kernels(request(*shape), rows) if source_for(k, SM90) is not None]
+def test_they_compile_without_spills_to_wgmma_twice_the_same(tmp_path: Path):
+    cases = [((1280, 5120), 4096), ((1280, 5120), 4096), ((4096, 1280), 4096), ((1280, 5120), 256), ((5120, 8192), 256), ((32768, 1280), 256)]
+    grouped = kernels(request(8192, 4096, x=BF16, groups=8), 320)
+    work = [k for shape, rows in cases for k in kernels(request(*shape), rows) if source_for(k, SM90) is not None] + grouped
     found = [(made, problems) for _, made, problems in compiled(jobs(work, "sm90"))]
     for made, problems in found:
         assert not isinstance(made, str), made
-        assert (problems, made.report.spill_stores, made.report.stack_bytes, made.warps) == ([], 0, 0, 8)
+        assert (problems, made.report.spill_stores, made.report.stack_bytes) == ([], 0, 0)
+        assert "wgmma.mma_async instructions are serialized" not in toolchain._assembler_log(made.ptx, SM90, tmp_path)
         assert "cp.async.bulk.tensor.2d" in made.ptx or "tensormap.replace" in made.ptx
     assert found[0][0].cubin == found[2][0].cubin and found[1][0].cubin == found[3][0].cubin

@@ -146,19 +146,21 @@ def test_rows_are_decoded_exactly(scale: int):
         np.testing.assert_array_equal(pairs.view(ml_dtypes.bfloat16).astype(np.float64).reshape(-1, 2), wanted)
 
 
-@pytest.mark.parametrize("count", [16, 8])
 @pytest.mark.parametrize("scale", [-92, 0, 39])
-def test_weights_are_decoded_exactly(scale: int, count: int):
-    """Both halves of a step, words of two rows: even codes of a word before its odd ones, times 2^-32. From a step's words, or a half's own."""
+def test_weights_are_decoded_exactly(scale: int):
+    """Quarters of a step, words of two rows: even codes of a word before its odd ones, times 2^-32. A quarter has words and a scale of its own."""
     codes = _codes()
-    words = np.resize(codes.view(np.uint32), 64)
-    scales = np.full(64, (scale + 127) * 0x01010101, np.uint32)
-    for half in (0, 1):
-        text = linear_some_sm90.ptx.left_factor(half, count)
-        found = ptx.run(text, [*([words] * count), scales, scales], [4] * 16, 1)
-        for register, places in ((0, (0, 2)), (2, (1, 3))):
-            wanted = codes.reshape(-1, 4)[:, places].copy().view(ml_dtypes.float8_e4m3fn).astype(np.float64) * 2.0 ** (scale - 32)
-            np.testing.assert_array_equal(found[register].view(ml_dtypes.bfloat16).astype(np.float64).reshape(-1, 2), wanted)
+    words = [np.resize(np.roll(codes, 4 * i).view(np.uint32), 64) for i in range(8)]
+    each = -1 if scale > 0 else 1
+    exponents = [[scale + each * (number + 4 * row) for number in range(4)] for row in (0, 1)]
+    scales = [np.full(64, sum((e + 127) << 8 * number for number, e in enumerate(of)), np.uint32) for of in exponents]
+    for number in range(4):
+        found = ptx.run(linear_some_sm90.ptx.quarter(number), [*words, *scales], [4] * 8, 1)
+        for register, pairs in enumerate(found):
+            word, row = 4 * (number % 2) + 2 * (register // 4) + register % 2, register % 2
+            wanted = words[word].view(np.uint8).reshape(-1, 4)[:, (0, 2) if register % 4 < 2 else (1, 3)].copy().view(ml_dtypes.float8_e4m3fn)
+            exact = wanted.astype(np.float64) * 2.0 ** (exponents[row][number] - 32)
+            np.testing.assert_array_equal(pairs.view(ml_dtypes.bfloat16).astype(np.float64).reshape(-1, 2), exact)
 
 
 def test_rows_in_bf16_are_put_in_the_same_order():
@@ -173,32 +175,32 @@ def test_rows_in_bf16_are_put_in_the_same_order():
 
 def test_halves_of_a_step_are_read_from_their_own_places():
     def places(text: str) -> list[str]:
-        moved = dict(re.findall(r"xor\.b32 (a\d), a0, (\d+)", text))
+        moved = dict(re.findall(r"xor\.b32 (a\d), at, (\d+)", text))
         return [moved.get(name, "0") for name in re.findall(r"ldmatrix[^;]*\[(a\d)\]", text)]
 
     read = linear_some_sm90.ptx.read
-    assert places(read()) == places(read(0)) + places(read(1)) == ["0", "32", "64", "96"]
-    assert "$9, $8" in read(1) and "$17, $16" in read() and re.findall(r"\{(\$\d+), ", read(1)) == ["$0", "$4"]
+    assert places(read(0)) + places(read(1)) == ["0", "32", "64", "96"]
+    assert "$9, $8" in read(1) and re.findall(r"\{(\$\d+), ", read(1)) == ["$0", "$4"]
 
 
-@pytest.mark.parametrize("half", [0, 1])
-def test_products_with_nothing_under_way_are_the_same_products(half: int):
-    """Of the other form, one set of registers further: behind the sums stands the left factor, then the right factor's buffer."""
-    def products(text: str) -> list[str]:
-        return re.findall(r"add\.s64 e, d, \d+;|wgmma\.mma_async[^;]*;", text)
-
-    alone, other = linear_some_sm90.ptx.started(64, half), linear_some_sm90.ptx.products(64, half)
-    assert products(alone) == products(other) and len(products(alone)) == 8
-    assert "wait_group" not in alone and "shr.u32 q, $80, 4" in alone and "shr.u32 q, $96, 4" in other
+@pytest.mark.parametrize("halves", [1, 2])
+def test_quarters_are_the_products_of_a_step_in_order(halves: int):
+    """Sixteen columns after another, onto the same sums; the buffer before is given back once in each buffer."""
+    texts = [linear_some_sm90.ptx.quarter_products(64, quarter, halves) for quarter in range(4)]
+    places = [int(place) for text in texts for place in re.findall(r"add\.u32 a, q, (\d+);", text)]
+    assert places == [2 * part + (half * 64 * 64 * 2 // 16 if halves > 1 else 0) for half in (0, 1) for part in range(4)]
+    assert {sums for text in texts for sums in re.findall(r"mma_async\S+\s+({[^}]*})", text)} == {"{" + ", ".join(f"${i}" for i in range(32)) + "}"}
+    assert [text.count("mbarrier.arrive") for text in texts] == [1, 0, 2 - halves, 0]
+    assert all(re.search(r"{\$64, .*{\$68, .*commit_group\S+ wgmma\.wait_group\.sync\.aligned 1;", text, re.S) for text in texts)
 
 
 def test_it_compiles_without_spills_to_wgmma_twice_the_same(tmp_path: Path):
     shapes = [(1280, 5120, 1), (1280, 5120, 1), (8192, 4096, 8), (25600, 6144, 1), (5120, 8192, 1), (128, 128, 1)]
     found = [(made, problems) for _, made, problems in compiled(jobs([kernels(request(*shape))[1] for shape in shapes], "sm90"))]
-    for (made, problems), programs in zip(found, (1, 1, 1, 1, 2, 1), strict=True):
+    for (made, problems), copies in zip(found, (1, 1, 1, 1, 2, 1), strict=True):  # programs
         assert not isinstance(made, str), made
         assert (problems, made.report.spill_stores, made.report.spill_loads) == ([], 0, 0)
-        assert dict(made.report.instructions)["wgmma.mma_async"] == 8 * programs and "ldmatrix" in made.ptx and "cp.async.cg" in made.ptx
+        assert dict(made.report.instructions)["wgmma.mma_async"] == 8 * copies and "ldmatrix" in made.ptx and "cp.async.cg" in made.ptx
         assert made.ptx.index("cp.async.cg") < made.ptx.index("griddepcontrol.wait") < made.ptx.index("cp.async.bulk")
         assert made.ptx.count("L2::evict_first") == made.ptx.count("cp.async.cg") // 4 == made.ptx.count("L2::cache_hint") // 4
         assert "wgmma.mma_async instructions are serialized" not in toolchain._assembler_log(made.ptx, SM90, tmp_path)

@@ -3,7 +3,7 @@
 Triton's interpreter multiplies here as tensor cores do, one step of K after another: an order of sums that differed would show.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from tapeout.dialects.types import Tensor
 from tests.codegen.kernels.harness import INTERPRETED, TARGET, KernelCase, Target, numbers, uneven
 from tests.codegen.kernels.test_experts import dispatched, expert_rows, fp4_weight
 from tests.codegen.kernels.test_linear import fp8_weight, quantized_rows
+from tests.codegen.kernels.test_streams import mixer_operands
 from tests.codegen.nvidia import triton_interpreter
 from tests.codegen.nvidia.test_emitted_kernels import run_emitted
 
@@ -57,8 +58,8 @@ def _case(make: Callable[[], KernelCase], chip: Chip, rows: int) -> KernelCase:
         TARGET.reset(token)
 
 
-def _same_in_all_classes(make: Callable[[], KernelCase], chip: Chip, given: Any, **more: Any) -> list[KernelCase]:
-    cases = [_case(make, chip, rows) for rows in BUCKETS]
+def _same_in_all_classes(make: Callable[[], KernelCase], chip: Chip, given: Any, buckets: Sequence[int] = BUCKETS, **more: Any) -> list[KernelCase]:
+    cases = [_case(make, chip, rows) for rows in buckets]
     first, *others = [list(case.run(INTERPRETED, *given, **more)) for case in cases]
     for found in others:
         for one, other in zip(first, found, strict=True):
@@ -70,7 +71,8 @@ def _same_in_all_classes(make: Callable[[], KernelCase], chip: Chip, given: Any,
 @pytest.mark.usefixtures("ordered_products")
 @pytest.mark.parametrize("chip", [SM90, SM100], ids=lambda chip: chip.name)
 @pytest.mark.parametrize(("n", "k", "groups", "kinds"), [
-    (256, 512, 1, "q8 fp8"), (128, 256, 2, "bf16 fp8"), (64, 384, 1, "bf16 bf16"), (96, 256, 1, "q8 fp8"), (40, 96, 1, "bf16 bf16")])  # fmt: skip
+    (256, 512, 1, "q8 fp8"), (128, 256, 2, "bf16 fp8"), (64, 384, 1, "bf16 bf16"), (96, 256, 1, "q8 fp8"), (40, 96, 1, "bf16 bf16"),
+    (32, 512, 1, "bf16 bf16")])  # fmt: skip
 def test_linear_layers(n: int, k: int, groups: int, kinds: str, chip: Chip):
     rows, weights = kinds.split()
     views = [Tensor((None, k * groups), Q8 if rows == "q8" else BF16), Tensor((n, k), FP8_WEIGHT if weights == "fp8" else BF16)]
@@ -88,8 +90,16 @@ def test_segments_are_of_every_class():
     """The first case above has segments: some rows add them up in a launch of their own, few (by the override) and many in the instance."""
     views = [Tensor((None, 512), Q8), Tensor((256, 512), FP8_WEIGHT)]
     few, some, many = (_case(partial(KernelCase, partial(nn.linear, groups=1, wide=False, out=BF16), views), SM90, rows) for rows in BUCKETS)
-    assert [len(case.kernel.before) for case in (few, some, many)] == [0, 2, 2]
+    assert [len(case.kernel.before) for case in (few, some, many)] == [0, 2, 1]
     assert "then over 4 segments" in few.kernel.order and few.kernel.order == many.kernel.order
+
+
+@pytest.mark.parametrize(("rows", "n", "split", "height"), [(128, 512, 1, 0), (256, 512, 1, 0), (4096, 512, 0, 0), (128, 32, 1, 0), (4096, 32, 1, 8)])
+def test_narrow_bf16_layers_keep_their_segments_apart(rows: int, n: int, split: int, height: int):
+    """Where instances were too few otherwise, or where what segments hand on is little beside x."""
+    request = Request("nn.linear", (("groups", 1), ("wide", True)), (Tensor((None, 5120), BF16), Tensor((n, 5120), BF16)), (Tensor((None, n), FP32),))
+    row, few = (product_schedules.linear_for(request, SM90, count) for count in (rows, 1))
+    assert (row["split"], row.get("total_rows", 0)) == (split, height) and row["segments"] == few["segments"]
 
 
 @pytest.mark.usefixtures("ordered_products")
@@ -97,26 +107,40 @@ def test_segments_are_of_every_class():
 @pytest.mark.parametrize("gathered", [True, False])
 @pytest.mark.parametrize(("n", "out"), [(128, FP32), (256, BF16)])
 def test_expert_products(n: int, out: Number, gathered: bool, chip: Chip):
-    """Shapes without an override, and with: few pairs are decoded where they are multiplied, of more each instance has one block."""
+    """Shapes without an override, and with: few pairs are decoded where they are multiplied, by instances of the experts that have any; of more
+    each instance has one block."""
+    buckets = (1, 4, *BUCKETS)
     experts, k, choices = 3, 256, 2
     views = [Tensor((None, k), Q8) if gathered else Tensor((None, choices, k), Q8), Tensor((experts, n, k), FP4_WEIGHT),
              Tensor((None, choices), INT32), Tensor((experts + 1,), INT32)]
     make = partial(KernelCase, partial(moe.expert_linear, gathered=gathered, out=out), views)
     given = expert_rows(5, k, choices, gathered), fp4_weight(3, experts, n, k), *dispatched(5, experts, choices)
-    cases = _same_in_all_classes(make, chip, given)
+    cases = _same_in_all_classes(make, chip, given, buckets)
     if chip is SM90 and n == 256:
-        rows = [expert_linear_sm90.row(cases[0].request, bucket) for bucket in BUCKETS]
-        assert [(r["decoded"], r["block_m"], r["instances"]) for r in rows] == [(2, 16, 0), (1, 64, 132), (1, 64, 132)]
+        rows = [expert_linear_sm90.row(cases[0].request, bucket) for bucket in buckets]
+        assert [(r["decoded"], r["block_n"], r["instances"]) for r in rows] == [(2, 128, 0), (2, 64, 0), *[(1, 256, 132)] * 3]
     (found,), (wanted,) = cases[0].run(INTERPRETED, *given), cases[0].meaning(*given)
     atol = 1e-3 if out == FP32 else 2.0**-8
     np.testing.assert_allclose(found.astype(np.float64), decode(wanted), rtol=atol, atol=atol * float(np.abs(decode(wanted)).max()))
 
 
-def test_the_mixer_adds_up_segments():
-    s, h = 4, 128
+@pytest.mark.usefixtures("ordered_products")
+@pytest.mark.parametrize("chip", [SM90, SM100], ids=lambda chip: chip.name)
+def test_the_mixer_adds_up_segments(chip: Chip, monkeypatch: pytest.MonkeyPatch):
+    """A segment in two steps, in four, and groups of segments where sums lie in registers."""
+    monkeypatch.setattr(product_schedules, "MIXER_JOINED", SOME)
+    monkeypatch.setattr(product_schedules, "MIXER_SEGMENTS", 4)
+    monkeypatch.setattr(product_schedules, "MIXER_GROUP", 2)
+    s, h = 4, 256
     views = [Tensor((None, s, h), BF16), Tensor(((2 + s) * s, s * h), FP32), Tensor(((2 + s) * s,), FP32), Tensor((3,), FP32)]
     make = partial(KernelCase, partial(mhc.mixer, iterations=20, epsilon=1e-6, norm_epsilon=1e-6, out=(FP32,) * 3), views)
-    assert [len(_case(make, SM90, rows).kernel.before) for rows in BUCKETS] == [1, 1, 1]
+    given = mixer_operands(5, s, h)
+    cases = _same_in_all_classes(make, chip, given)
+    rows = [product_schedules.mixer_for(cases[0].request, chip, bucket) for bucket in BUCKETS]
+    wanted = [(16, 128, 0), (64, 64, 0), (128, 64, 1)] if chip is SM90 else [(64, 64, 0), (64, 64, 0), (128, 64, 0)]
+    assert [(row["block_rows"], row["block_k"], row.get("joined", 0)) for row in rows] == wanted
+    for found, meant in zip(cases[0].run(INTERPRETED, *given), cases[0].meaning(*given), strict=True):
+        np.testing.assert_allclose(found, meant, rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize(("n", "k", "wanted"), [(5120, 8192, 8), (1280, 5120, 8), (5120, 2304, 2), (32768, 1280, 1), (64, 61, 1), (25600, 6144, 2)])
