@@ -29,8 +29,8 @@ def mixer(request: Request, schedule: Schedule) -> Kernel:
     blocks x segments, or groups of them where they are `joined`, then blocks of `finished_rows` rows.
 
     Squares are summed in `square_columns` places, then over those. `grouped` neighbouring segments are added up one after another, then the
-    groups: where `joined`, by the instance that multiplies them, else by the launch that finishes. Where fn is `decoded`, a launch in front makes
-    its thirds.
+    groups: where `joined`, by the instance that multiplies them, else by the launch that finishes. Where instances add up and fn is `decoded`, a
+    launch in front makes its thirds.
     """
     return _in_segments(request, schedule) if schedule.get("segments", 0) else _whole(request, schedule)
 
@@ -164,9 +164,8 @@ def _cut(request: Request, schedule: Schedule) -> _Cut:
                           f"squares have fewer places than one: found {number_of(request, 0)}, {number_of(request, 1)}, {padded} columns of "
                           f"coefficients, segments of {each} in steps of {block_k}, {places} places")  # fmt: skip
     own = block({"grouped": schedule.get("grouped", 1)}, "grouped", segments) if schedule.get("joined") else 1
-    if own == 1 and schedule.get("decoded"):
-        raise KernelError(f"schedule entry decoded is {schedule['decoded']}: expected 0 where an instance adds no segments up (joined, grouped)")
-    return _Cut(k, count, padded, schedule["panel"], segments, own, schedule["block_rows"], block_k, places, schedule.get("decoded", 0))
+    decoded = schedule.get("decoded", 0) if own > 1 else 0
+    return _Cut(k, count, padded, schedule["panel"], segments, own, schedule["block_rows"], block_k, places, decoded)
 
 
 def _in_segments(request: Request, schedule: Schedule) -> Kernel:

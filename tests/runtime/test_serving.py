@@ -182,7 +182,7 @@ def test_defect_7_a_least_number_of_tokens_counts_those_before_a_preemption() ->
 
 
 def test_a20_counters_equal_the_event_log() -> None:
-    s = serving(slots=6, blocks=56, drafts=5, depth=1, model={"fails": failing})
+    s = serving(slots=6, blocks=50, drafts=5, depth=1, model={"fails": failing})
     names, events = load(s, 400, 9, check_every=50)
     check(s, names, events, faulty=True)
     counts, statistics = s.scheduler.statistics.counts, s.scheduler.statistics

@@ -5,7 +5,6 @@ from functools import partial
 import numpy as np
 import pytest
 
-from tapeout.codegen.kernel import KernelError
 from tapeout.dialects import mhc, nn
 from tapeout.dialects.format import BF16, FP32, Q8, decode
 from tapeout.dialects.types import Tensor
@@ -145,9 +144,9 @@ def test_a_mixer_adds_segments_in_one_order_whoever_does(how):
             np.testing.assert_array_equal(found.view(np.uint32), wanted.view(np.uint32))
 
 
-def test_thirds_made_in_front_are_for_instances_that_add_segments_up():
-    with pytest.raises(KernelError, match="decoded is 1: expected 0"):
-        mixer_case(4, 128, block_rows=16, block_k=32, panel=32, segments=8, grouped=4, joined=0, decoded=1)
+def test_thirds_are_made_in_front_only_of_instances_that_add_segments_up():
+    cut = {"block_rows": 16, "block_k": 32, "square_columns": 32, "panel": 32, "segments": 8, "grouped": 4, "decoded": 1}
+    assert [len(mixer_case(4, 128, joined=joined, finished_rows=1, **cut).kernel.before) for joined in (0, 1)] == [1, 2]
 
 
 def test_a_row_does_not_depend_on_its_batch():
