@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tapeout.runtime.artifact import ALIGNMENT, EXTENTS, HOST_INPUTS, HOST_RESULTS, Artifact, Launch, StateSpec, Value
 from tapeout.runtime.device import Call, Device, Readable, Region
 from tapeout.runtime.device.memory import Bytes, typed, value_bytes
-from tapeout.runtime.errors import BatchRefused, ProgramsInconsistent
+from tapeout.runtime.errors import BatchRefused, DeviceClosed, ProgramsInconsistent
 from tapeout.runtime.state_memory import StateMemory
 from tapeout.runtime.weights import BoundWeights
 
@@ -89,7 +89,7 @@ class LoadedPrograms:
     """Programs of one artifact with their buffers on one device. Not thread safe: one step at a time."""
 
     def __init__(self, artifact: Artifact, weights: BoundWeights, device: Device, cache_blocks: int) -> None:
-        self.artifact, self.device, self.cache_blocks = artifact, device, cache_blocks
+        self.artifact, self.device, self.cache_blocks, self._is_closed = artifact, device, cache_blocks, False
         sizes = [program.arena_bytes for buckets in artifact.programs.values() for program in buckets.values()]
         self.arena_bytes = max(sizes, default=0)
         self._arena = device.memory(self.arena_bytes, "arena").address
@@ -112,6 +112,15 @@ class LoadedPrograms:
         self.states = StateMemory(artifact, self._states, device if isinstance(device, Readable) else None)
 
     # -- buffers
+
+    def close(self) -> None:
+        """To be called before the device is closed."""
+        self._is_closed = True
+
+    def check_open(self) -> None:
+        """Raises DeviceClosed. Asked before a step is given anything: its inputs lie in memory that a closed device has given back."""
+        if self._is_closed:
+            raise DeviceClosed("programs")
 
     def has(self, name: str, part: str = "values") -> bool:
         """Says whether some program reads or writes the named value."""

@@ -70,7 +70,8 @@ class ProgramRunner:
         return self.programs.states.block(block) if self.programs.states.is_readable else None
 
     def execute(self, prepared: PreparedStep) -> StepResult:
-        """Runs a step and reads its results."""
+        """Runs a step and reads its results. Raises DeviceClosed."""
+        self.programs.check_open()
         started, step = perf_counter(), prepared.step
         self._seen[prepared.slots] = prepared.tables
         saved = [self._window(save.slot) for save in step.early_saves]

@@ -59,11 +59,13 @@ def test_a_closed_device_says_so(device: Device, request: pytest.FixtureRequest)
 def test_a_request_of_a_closed_engine_meets_the_same_sentence(
     device: Device, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not a loss of the step: nothing that is submitted later could ever run."""
+    """Not a loss of the step: nothing that is submitted later could ever run. It is refused before anything is written into memory that is free."""
     monkeypatch.setattr("tapeout.runtime.engine.open_device", lambda *_, **__: device)
     artifact = load_artifact(tmp_path / "a", target={"cpu": "cpu", "cuda": "sm90"}.get(request.node.callspec.params["device"], "ascend950"))
     engine = Engine(artifact, bind_weights(artifact.weights, model.tensors()))
     engine.submit(prompt(9), GREEDY, "r")
     engine.close()
-    with pytest.raises(DeviceClosed, match=r"\[D114\]"):
-        engine.step()
+    monkeypatch.setattr(engine.programs, "_hosted", {})
+    for step in (engine.step, lambda: engine.forward([(0, [1])]), lambda: engine.draft([(0, 1)])):
+        with pytest.raises(DeviceClosed, match=r"\[D114\]"):
+            step()
