@@ -63,9 +63,9 @@ class Cache:
 
     def entries(self) -> Iterator[Entry]:
         """Every entry, by key; none where there is no folder yet. Raises CacheRefused where there is something else."""
-        if self.root.exists() and not self.root.is_dir():
-            raise CacheRefused(self.root, "a file")
         with self._refusing():
+            if self.root.exists() and not self.root.is_dir():
+                raise CacheRefused(self.root, "a file")
             for path in sorted(self.root.glob("[0-9a-f][0-9a-f]/*")):
                 facts = _facts(path) if _ENTRY.fullmatch(path.name) else None
                 if facts is not None:

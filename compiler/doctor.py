@@ -27,7 +27,8 @@ PACKAGES = (
     ("filelock", "filelock", "compiling", "pip install tapeout"),
     ("platformdirs", "platformdirs", "compiling", "pip install tapeout"),
     ("torch-mlir", "torch_mlir.ir", "compiling", "pip install 'tapeout[compile]'"),
-    ("triton", "triton", "compiling for sm90 and sm100", "pip install 'tapeout[nvidia]'"),
+    ("jinja2", "jinja2", "compiling for sm90, sm100 and sm103", "pip install 'tapeout[compile]'"),
+    ("triton", "triton", "compiling for sm90, sm100 and sm103", "pip install 'tapeout[nvidia]'"),
 )
 """Distribution, module to import, what needs it, what to do."""
 _PREAMBLE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "

@@ -3,6 +3,7 @@
 The work is done by the stages; this file only connects them. Nothing is written until everything is made.
 """
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
@@ -68,11 +69,11 @@ def compile_model(config: ModelConfig, settings: Settings, output: Path, store: 
     """
     watch = watch or Watch()
     _require_known("--print-ir-after", settings.print_ir_after, {*PASSES, "graph", KERNELS, "all", "changed"})
-    _require_known("--stop-after", filter(None, [settings.stop_after]), {*PASSES, *KERNEL_STAGES})
+    _require_known("--stop-after", [] if settings.stop_after is None else [settings.stop_after], {*PASSES, *KERNEL_STAGES})
     if settings.stop_after == LOOPS and settings.targets != (CPU,):
         raise PipelineError(f"--stop-after: {LOOPS} is a stage of --target {CPU}, found --target {settings.target}; expected {KERNELS} or a pass")
     if settings.stop_after is None:
-        check_output(output)
+        _check_dump(settings.dump, check_output(output))
         for target in settings.targets:
             target_of(target).require()
     planned = plans(config, settings, watch, cached_texts(store))
@@ -100,6 +101,12 @@ def compile_model(config: ModelConfig, settings: Settings, output: Path, store: 
         return None
     watch.stage("write")
     return write_set(output, made) if len(made) > 1 else write_artifact(output, *next(iter(made.values())))
+
+
+def _check_dump(dump: Path | None, place: Path) -> None:
+    """Raises SettingsError where dumped files would stand in the way of the artifact."""
+    if dump is not None and Path(os.path.realpath(dump)).is_relative_to(place):
+        raise SettingsError([f"--dump: found {dump}, which is inside the artifact's folder, expected another one"])
 
 
 def _require_known(option: str, names: Iterable[str], known: set[str]) -> None:

@@ -97,6 +97,27 @@ class FinishRefused(CompilerError):
     code = "C108"
 
 
+class MemoryLacking(CompilerError):
+    """The system gives this process no more memory."""
+
+    code = "C109"
+
+    def __init__(self, found: str) -> None:
+        super().__init__(f"memory: found none left{f' ({found})' if found else ''}, expected what the command needs; "
+                         "free some, ask for less at a time, or take a larger machine")  # fmt: skip
+        self.given = (found,)
+
+
+class WorkerRefused(CompilerError):
+    """The system starts no worker process."""
+
+    code = "C110"
+
+    def __init__(self, found: str) -> None:
+        super().__init__(f"compiling: found no worker process that starts ({found}), expected one at least; allow more processes, threads or memory")
+        self.given = (found,)
+
+
 class ToolchainMissing(CompilerError):
     """A tool of a target is absent: what was found, what is needed."""
 

@@ -1,6 +1,7 @@
 """From an exception to one line and an exit code; an internal error also writes a folder that reproduces it.
 
-Only typed errors are the user's: an OSError counts as one where it is about a path that the command line names.
+Only typed errors are the user's: an OSError counts as one where it is about a path that the command line names, or a full disk, and want of
+memory or of a package is the machine's.
 """
 
 import errno
@@ -18,7 +19,7 @@ from pathlib import Path
 
 def report(error: Exception, arguments: Sequence[str]) -> int:
     """Prints the error to stderr and returns its exit code."""
-    error = _about_an_argument(error, arguments) or error
+    error = _not_ours(error, arguments) or error
     code = exit_code(error)
     if code != 4:
         print(f"tapeout: {error}", file=sys.stderr)
@@ -46,11 +47,17 @@ def exit_code(error: Exception) -> int:
     return 1 if isinstance(error, InputError) else 4
 
 
-def _about_an_argument(error: Exception, arguments: Sequence[str]) -> Exception | None:
-    """A typed error for a full disk, and for an OSError about a path that an argument names or one below it; None for any other."""
-    from tapeout.compiler.errors import FileRefused
+def _not_ours(error: Exception, arguments: Sequence[str]) -> Exception | None:
+    """A typed error for want of memory, disk or a package, and for an OSError about a path that an argument names or one below it; None for any
+    other."""
+    from tapeout.compiler.errors import FileRefused, MemoryLacking, ToolchainMissing
     from tapeout.compiler.files import reason
 
+    if isinstance(error, MemoryError):
+        return MemoryLacking(str(error))
+    if isinstance(error, ModuleNotFoundError) and (package := (error.name or "tapeout").split(".")[0]) != "tapeout":
+        return ToolchainMissing(f"found no Python package {package}; the command needs it: pip install tapeout, or tapeout[compile], [nvidia] or "
+                                "[ascend] for what compiles; `tapeout doctor` says what else is missing")  # fmt: skip
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return FileRefused("writing to", error.filename or "standard output", reason(error), "room for it", "free some, or write elsewhere")
     if not isinstance(error, OSError) or not isinstance(error.filename, str | bytes | os.PathLike):

@@ -102,7 +102,7 @@ def write_in_folder(folder: Path, name: str, content: str, where: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content, encoding="utf-8")
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise FileRefused(where, folder, reason(error), "a folder that can be written", "give another folder") from None
 
 

@@ -20,25 +20,27 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) 
     values = [list(row) for row in rows]
     cells = [[_cell(value) for value in row] for row in values]
     words = [any(isinstance(row[i], str) for row in values) for i in range(len(columns))]
+    print(title)
     if sys.stdout.isatty():
-        _rich_table(title, columns, cells, words)
+        _rich_table(columns, cells, words)
         return
     widths = [max(len(r[i]) for r in [list(columns), *cells]) for i in range(len(columns))]
-    print(title)
     for row in [list(columns), *cells]:
         placed = (c.ljust(w) if left else c.rjust(w) for c, w, left in zip(row, widths, words, strict=True))
         print(("  " + "  ".join(placed)).rstrip())
 
 
-def _rich_table(title: str, columns: Sequence[str], cells: list[list[str]], words: Sequence[bool]) -> None:
+def _rich_table(columns: Sequence[str], cells: list[list[str]], words: Sequence[bool]) -> None:
+    """Everything as `Text`: of a plain word in brackets, a path's say, rich would make a style."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    made = Table(title=title, title_justify="left")
+    made = Table()
     for column, left in zip(columns, words, strict=True):
-        made.add_column(column, justify="left" if left else "right")
+        made.add_column(Text(column), justify="left" if left else "right")
     for row in cells:
-        made.add_row(*row)
+        made.add_row(*map(Text, row))
     Console().print(made)
 
 
@@ -62,11 +64,11 @@ def progress(title: str) -> Any:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     with Progress(
-        TextColumn(title),
+        TextColumn(title, markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         transient=True,
         console=_stderr(),
     ) as bar:

@@ -93,7 +93,7 @@ class Held:
     """A pipe, a device, or a file whose folder is closed to us: written once, at the end, and where the run fails without totals."""
 
     def __init__(self, out: Path, asked: Sequence[Asked | Refused]) -> None:
-        self._out, self._asked = out, asked
+        self._out, self._asked, self._is_refused = out, asked, False
         self._lines: dict[int, Line] = {}
 
     def begin(self, run: str) -> Mapping[str, Line]:
@@ -103,17 +103,22 @@ class Held:
         self._lines[place] = result_line(self._asked[place].id, result)
 
     def end(self, totals: Line) -> None:
-        lines, self._lines = [self._lines[place] for place in range(len(self._asked))], {}
-        write_text(self._out, json_text([*lines, totals]), "--out")
+        lines, self._lines = self._lines, {}  # an interrupt in the middle: they are not written twice
+        try:
+            write_text(self._out, json_text([*(lines[place] for place in range(len(self._asked))), totals]), "--out")
+        except FileRefused:
+            self._lines, self._is_refused = lines, True
+            raise
 
     def give_up(self) -> list[str]:
-        found = [self._lines[place] for place in sorted(self._lines)]
+        found = json_text([self._lines[place] for place in sorted(self._lines)])
         if not found:
             return []
-        with suppress(FileRefused):
-            write_text(self._out, json_text(found), "--out")
-            return [f"{len(found)} of {len(self._asked)} results are in {self._out}, without totals"]
-        return []
+        if not self._is_refused:
+            with suppress(FileRefused):
+                write_text(self._out, found, "--out")
+                return [f"{len(self._lines)} of {len(self._asked)} results are in {self._out}, without totals"]
+        return _printed(found, len(self._lines))
 
 
 class Kept:
@@ -205,10 +210,7 @@ class Kept:
         else:
             self._remove()
         if self._pending:
-            found.append(f"{len(self._pending)} results could not be written there and are on standard output")
-            with suppress(OSError):
-                sys.stdout.write(b"".join(self._pending).decode())
-                sys.stdout.flush()
+            found += _printed(b"".join(self._pending).decode(), len(self._pending))
         self._close()
         return found
 
@@ -219,6 +221,16 @@ class Kept:
     def _close(self) -> None:
         os.close(self._file)
         self._file = -1
+
+
+def _printed(lines: str, count: int) -> list[str]:
+    """Puts on standard output what nothing else takes, and says so."""
+    try:
+        sys.stdout.write(lines)
+        sys.stdout.flush()
+    except OSError:
+        return [f"{count} results could not be written there, nor to standard output"]
+    return [f"{count} results could not be written there and are on standard output"]
 
 
 def _locked(path: Path) -> int:

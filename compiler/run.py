@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tapeout.models.deepseek_v41.tokenizer import Tokenizer
 
 LINE_STEPS = 100  # between two lines of statistics
+MOST_TOLD = 50  # sentences about requests
 
 
 @dataclass(frozen=True)
@@ -243,7 +244,10 @@ def statistic_lines(run: Run, totals: Line) -> list[str]:
 
 
 def shortfalls(run: Run, asked: Sequence[Asked | Refused]) -> list[str]:
-    """A sentence for each request that did not come to its end: place, id, finish reason, found and limit, what to do; files not written before."""
+    """A sentence for each request that did not come to its end: place, id, finish reason, found and limit, what to do; files not written before.
+
+    Of very many (a file that holds no prompts at all) the first ones, and how many more there are.
+    """
     found = list(run.unwritten)
     for one, result in zip(asked, run.results, strict=True):
         if isinstance(result, Earlier):
@@ -256,6 +260,8 @@ def shortfalls(run: Run, asked: Sequence[Asked | Refused]) -> list[str]:
         for reason in reasons:
             facts, remedy = _why(reason, result, one, run)
             found.append(f"{one.where}: request {one.id} ended with {reason}: {facts}; {remedy}")
+    if (more := len(found) - MOST_TOLD) > 1:
+        found[MOST_TOLD:] = [f"and {more} requests more; with --json or --out FILE each one's line says how it ended"]
     return found
 
 

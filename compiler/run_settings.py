@@ -81,24 +81,24 @@ def _path(given: Any) -> Path:
     return Path(given)
 
 
-def _number(least: int, words: str, default: int | None = None) -> Rule:
-    return Rule(words, _whole(least, MOST), default)
+def _number(least: int, most: int = MOST, default: int | None = None) -> Rule:
+    return Rule(f"a whole number from {least} to {most}", _whole(least, most), default)
 
 
 RULES: dict[str, Rule] = {
-    "workers": Rule("a whole number from 1 to 256", _whole(1, 256)),
+    "workers": _number(1, 256),
     "device": Rule(f"one of {', '.join(DEVICES)}", _one_of(*DEVICES)),
-    "cache_blocks": _number(2, "a whole number of at least 2"),
-    "chunk_tokens": _number(1, "a whole number of at least 1"),
-    "step_ms": Rule("a number of milliseconds above 0", _milliseconds),
+    "cache_blocks": _number(2),
+    "chunk_tokens": _number(1),
+    "step_ms": Rule("a finite number of milliseconds above 0", _milliseconds),
     "asynchronous": Rule("true or false", _fact, False),
     "spec": Rule("off, auto, or 1 to 5", _one_of("off", "auto", "1", "2", "3", "4", "5"), "off"),
     "replay": Rule("off, mask or compact", _one_of("off", "mask", "compact"), "off"),
-    "keep": _number(1, "a whole number of at least 1"),
+    "keep": _number(1),
     "cache": Rule("true or false", _fact, False),
     "cache_dir": Rule("the path of a folder", _path),
-    "snapshot_mib": _number(1, "a whole number of at least 1", 256),
-    "cache_dir_mib": _number(1, "a whole number of at least 1", 16_384),
+    "snapshot_mib": _number(1, default=256),
+    "cache_dir_mib": _number(1, default=16_384),
 }
 
 

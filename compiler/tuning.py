@@ -13,6 +13,7 @@ from typing import Any
 from tapeout.codegen.select_kernels import SelectKernels
 from tapeout.codegen.tuned_rows import Rows, TunedRow
 from tapeout.compiler.errors import SettingsError
+from tapeout.compiler.files import read_bytes
 from tapeout.dialects._mlir import ir
 from tapeout.dialects.text import parse
 from tapeout.passes.define import Pass
@@ -24,13 +25,13 @@ EXPECTED = "expected whole numbers by name, or such rows by how many rows a laun
 
 
 def read_tuning(path: Path | None, target: str) -> tuple[TunedRow, ...]:
-    """The rows of a tuning file, none for None; raises `SettingsError` with every fault. Rows of another target than `target` are refused:
-    what pays on one chip may be nothing on the next."""
+    """The rows of a tuning file, none for None; raises `FileRefused`, or `SettingsError` with every fault. Rows of another target than `target`
+    are refused: what pays on one chip may be nothing on the next."""
     if path is None:
         return ()
     try:
-        data = json.loads(path.read_bytes(), object_pairs_hook=_once)
-    except (OSError, ValueError, RecursionError) as error:
+        data = json.loads(read_bytes(path, "--tuning"), object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
         raise SettingsError([f"--tuning {path}: cannot be read as JSON ({error}); expected a tuning.json"]) from None
     if not isinstance(data, dict):
         raise SettingsError([f"--tuning {path}: found a JSON {type(data).__name__}, expected an object of requests"])

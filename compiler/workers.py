@@ -17,7 +17,8 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from tapeout.compiler.errors import WorkerLost
+from tapeout.compiler.errors import WorkerLost, WorkerRefused
+from tapeout.compiler.files import reason
 
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from tapeout.compiler.workers import serve; serve()"
 
@@ -27,8 +28,8 @@ Answer = tuple[Any, Exception | None]
 def in_processes(function: Callable[..., Any], tasks: Mapping[str, tuple[Any, ...]], jobs: int, done: Callable[[str, Any], None]) -> None:
     """Calls `function(*task)` for every task in at most `jobs` processes, and `done(name, result)` here as each is ready, in any order.
 
-    `function` is a module's own, by name. Raises what a task raises, with the worker's traceback as a note, and WorkerLost; the other tasks
-    are then given up. No process is left behind, however this ends.
+    `function` is a module's own, by name. Raises what a task raises, with the worker's traceback as a note, WorkerLost, and WorkerRefused where the
+    system starts none; the other tasks are then given up. No process is left behind, however this ends.
     """
     waiting: SimpleQueue[tuple[str, tuple[Any, ...]]] = SimpleQueue()
     answers: SimpleQueue[tuple[str, Answer]] = SimpleQueue()
@@ -36,9 +37,14 @@ def in_processes(function: Callable[..., Any], tasks: Mapping[str, tuple[Any, ..
         waiting.put(item)
     processes: list[subprocess.Popen[bytes]] = []
     try:
-        for _ in range(min(jobs, len(tasks))):
-            processes.append(_process())
-            threading.Thread(target=_feed, args=(processes[-1], function, waiting, answers), daemon=True).start()
+        for number in range(min(jobs, len(tasks))):
+            try:
+                processes.append(_process())
+                threading.Thread(target=_feed, args=(processes[-1], function, waiting, answers), daemon=True).start()
+            except (OSError, RuntimeError) as limit:  # of processes, threads or memory
+                if not number:
+                    raise WorkerRefused(reason(limit)) from None
+                break  # fewer do it too
         for _ in tasks:
             name, (result, error) = answers.get()
             if error is not None:

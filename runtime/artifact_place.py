@@ -26,9 +26,13 @@ def check_output(directory: Path | str) -> Path:
     try:
         place = Path(directory).resolve()
         is_there = place.exists()
-    except (OSError, ValueError) as error:  # ValueError: what is no path
+        is_above_us = Path.cwd().is_relative_to(place)
+    except (OSError, ValueError, RuntimeError) as error:  # ValueError: what is no path; RuntimeError: links in a circle
         reason = getattr(error, "strerror", None) or str(error)
         raise ArtifactUnwritable(shown(str(directory)), reason, "the path of a folder") from None
+    if is_above_us:  # it would be gone, and every relative path with it
+        found = "the folder that the command runs in, or one above it"
+        raise ArtifactUnwritable(str(directory), found, "another one: what stands there is replaced as a whole")
     if is_there and not _is_free(place):
         raise ArtifactOccupied(str(directory), "something that no compile wrote", "nothing, an empty folder or what a compile wrote")
     above = next(p for p in place.parents if p.exists())
@@ -81,21 +85,21 @@ def _put(aside: Path, place: Path) -> None:
 
 
 def _is_free(place: Path) -> bool:
-    """An empty folder, an artifact, or a folder of nothing but artifacts."""
+    """An empty folder, an artifact, or what a compile for several targets wrote: artifacts named after their targets, and nothing else."""
     if not place.is_dir():
         return False
     inside = list(place.iterdir())
-    return not inside or _is_artifact(place) or all(path.is_dir() and not path.is_symlink() and _is_artifact(path) for path in inside)
+    return not inside or _is_artifact(place) or all(path.is_dir() and not path.is_symlink() and _is_artifact(path, path.name) for path in inside)
 
 
-def _is_artifact(folder: Path) -> bool:
-    """A manifest of ours, and no file that it does not list."""
+def _is_artifact(folder: Path, target: str | None = None) -> bool:
+    """A manifest of ours, for that target if one is given, and no file that it does not list."""
     from tapeout.runtime.artifact import manifest_identity, parsed_json
 
     try:
         manifest: Any = parsed_json((folder / MANIFEST).read_bytes())
         listed = {MANIFEST, *manifest["files"]}
-        ours = manifest["identity"] == manifest_identity(manifest)
+        ours = manifest["identity"] == manifest_identity(manifest) and (target is None or manifest["targets"] == [target])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
     return ours and all(str(path.relative_to(folder)) in listed for path in folder.rglob("*") if not path.is_dir())

@@ -35,9 +35,10 @@ def members(directory: Path | str) -> dict[str, Path]:
         raise ArtifactFolderMissing(str(directory), "a file" if directory.exists() else "nothing")
     if (directory / MANIFEST).exists():
         return {_target(directory): directory}
-    found = {path.name: path for path in sorted(directory.iterdir()) if (path / MANIFEST).is_file()}
+    inside = {path.name: path for path in sorted(directory.iterdir()) if (path / MANIFEST).is_file()}
+    found = {name: path for name, path in inside.items() if name == "cpu" or name in CHIPS or name.startswith(NPU)}
     if not found:
-        raise ArtifactFolderMissing(str(directory), f"a folder without {MANIFEST}")
+        raise ArtifactFolderMissing(str(directory), f"a folder without {MANIFEST}" + (f", artifacts in it: {', '.join(inside)}" if inside else ""))
     return found
 
 

@@ -10,14 +10,17 @@ import weakref
 from collections import deque
 from typing import Any, Protocol
 
-from tapeout.runtime.errors import DeviceClosed, OptionRefused, StepFault, StepLost
+from tapeout.runtime.errors import OptionRefused, StepFault, StepLost
 from tapeout.runtime.request import Event
 from tapeout.runtime.scheduler import Scheduler
 from tapeout.runtime.step import Step, StepDevice, StepResult
 
 
 class StepRunner(Protocol):
-    """What runs steps: `prepare` takes all it needs from the host's tables, `execute` does the work, in the order of preparation."""
+    """What runs steps: `prepare` takes all it needs from the host's tables, `execute` does the work, in the order of preparation.
+
+    `prepare` raises DeviceClosed where no step can run any more.
+    """
 
     def prepare(self, step: Step) -> Any: ...
 
@@ -93,7 +96,6 @@ class Background:
         self._work: Work = queue.SimpleQueue()
         self._results: Results = {}
         self._news = threading.Event()
-        self._is_closed = False
         self._thread = self._started()
         self._stop = weakref.finalize(self, self._work.put, None)
 
@@ -103,11 +105,9 @@ class Background:
         return thread
 
     def launch(self, step: Step) -> None:
-        if self._is_closed:
-            raise DeviceClosed(f"step {step.number}")
+        prepared = self._runner.prepare(step)
         if not self._thread.is_alive():
             self._restart()
-        prepared = self._runner.prepare(step)
         self._results[step.number] = None
         self._work.put((step.number, prepared))
 
@@ -135,7 +135,6 @@ class Background:
 
     def close(self) -> None:
         """Ends the thread once it has run what was launched. May be called twice."""
-        self._is_closed = True
         if self._thread.is_alive():
             self._work.put(None)
             self._thread.join()

@@ -249,7 +249,6 @@ class Engine:
         self._thread.close()
         if self.scheduler.prefix is not None and self.scheduler.prefix.snapshots is not None:
             self.scheduler.prefix.snapshots.flush()
-        self.programs.close()
         self.device.close()
 
     def step(self) -> list[Event]:
@@ -273,7 +272,7 @@ class Engine:
 
         Slots start empty; a slot stays taken until `reset`. Raises SlotBusy, BatchRefused, PromptRefused or BlocksExhausted.
         """
-        self.programs.check_open()
+        self.device.check_open()
         rows, bounds = StepRows(), [0]
         self._driver.settle()
         self.scheduler.roster.chores.saves.clear()  # of slots that these rows may overwrite
@@ -300,7 +299,7 @@ class Engine:
 
         `golden` follows the last token that `forward` computed in the slot. Default: greedy.
         """
-        self.programs.check_open()
+        self.device.check_open()
         if not self.programs.has_draft:
             raise OptionRefused("draft", "an artifact without a draft program", "one with it")
         wanted = params or SamplingParams(temperature=0.0)

@@ -98,7 +98,7 @@ class LLM:
         One parameter object serves all prompts; if it has a seed, request i uses a seed derived from it and i, and request 0 the seed
         itself. Raises before anything runs if a prompt, a parameter or an id is refused. Of a text that is far too long for the context the result
         has the beginning only. `ids` are the requests' names in messages and traces, numbers without. `watch` sees the engine after every step,
-        `done` each result as soon as it is there, with the prompt's place: those are not lost if the call fails later.
+        `done` each result as soon as it is there, with the prompt's place: those are not lost if the call fails later. Both may call `generate`.
         """
         if os.getpid() != self._process:  # its threads, and whatever drives a GPU, are not here
             raise DeviceClosed("LLM.generate", f"process {os.getpid()}, forked from the one that loaded it", f"process {self._process}")
@@ -143,15 +143,20 @@ class LLM:
         """Steps until all is done; results in order."""
         places = {name: place for place, name in enumerate(names)}
         found: dict[int, RequestOutput] = {}
+
+        def end(place: int) -> None:
+            found[place] = self._result(names[place], asked[place])
+            if done is not None:
+                done(place, found[place])
+
         while self.engine.has_work:
             for event in self.engine.step():
-                place = places.get(event.request_id) if isinstance(event, FinishedEvent) else None
-                if place is not None:
-                    found[place] = self._result(names[place], asked[place])
-                    if done is not None:
-                        done(place, found[place])
+                if isinstance(event, FinishedEvent) and event.request_id in places:
+                    end(places[event.request_id])
             if watch is not None:
                 watch(self.engine)
+        for place in sorted({*places.values()} - {*found}):
+            end(place)  # while `done` or `watch` called `generate`, which steps the engine too
         return [found[place] for place in range(len(names))]
 
     def close(self) -> None:

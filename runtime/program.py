@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tapeout.runtime.artifact import ALIGNMENT, EXTENTS, HOST_INPUTS, HOST_RESULTS, Artifact, Launch, StateSpec, Value
 from tapeout.runtime.device import Call, Device, Readable, Region
 from tapeout.runtime.device.memory import Bytes, typed, value_bytes
-from tapeout.runtime.errors import BatchRefused, DeviceClosed, ProgramsInconsistent
+from tapeout.runtime.errors import BatchRefused, ProgramsInconsistent
 from tapeout.runtime.state_memory import StateMemory
 from tapeout.runtime.weights import BoundWeights
 
@@ -89,7 +89,7 @@ class LoadedPrograms:
     """Programs of one artifact with their buffers on one device. Not thread safe: one step at a time."""
 
     def __init__(self, artifact: Artifact, weights: BoundWeights, device: Device, cache_blocks: int) -> None:
-        self.artifact, self.device, self.cache_blocks, self._is_closed = artifact, device, cache_blocks, False
+        self.artifact, self.device, self.cache_blocks = artifact, device, cache_blocks
         sizes = [program.arena_bytes for buckets in artifact.programs.values() for program in buckets.values()]
         self.arena_bytes = max(sizes, default=0)
         self._arena = device.memory(self.arena_bytes, "arena").address
@@ -98,8 +98,6 @@ class LoadedPrograms:
             for state in artifact.manifest.states
             for part in state.parts
         }
-        self.state_bytes = sum(self._state_rows(state) * part.row_bytes for state in artifact.manifest.states for part in state.parts)
-        """Bytes of all states."""
         self._values = self._shapes()
         self._io: dict[Key, int] = {}
         self._hosts: dict[Key, Bytes] = {}
@@ -112,15 +110,6 @@ class LoadedPrograms:
         self.states = StateMemory(artifact, self._states, device if isinstance(device, Readable) else None)
 
     # -- buffers
-
-    def close(self) -> None:
-        """To be called before the device is closed."""
-        self._is_closed = True
-
-    def check_open(self) -> None:
-        """Raises DeviceClosed. Asked before a step is given anything: its inputs lie in memory that a closed device has given back."""
-        if self._is_closed:
-            raise DeviceClosed("programs")
 
     def has(self, name: str, part: str = "values") -> bool:
         """Says whether some program reads or writes the named value."""

@@ -63,6 +63,8 @@ class ProgramRunner:
         self._confidences = np.zeros((len(table), self._block), np.float64)
 
     def prepare(self, step: Step) -> PreparedStep:
+        """What the step needs of the host's tables. Raises DeviceClosed, before anything is written for the step."""
+        self.programs.device.check_open()
         slots = np.concatenate([step.slots, np.array([piece.slot for piece in step.pieces], np.int64)])
         return PreparedStep(step, slots, self.table[slots])
 
@@ -70,8 +72,7 @@ class ProgramRunner:
         return self.programs.states.block(block) if self.programs.states.is_readable else None
 
     def execute(self, prepared: PreparedStep) -> StepResult:
-        """Runs a step and reads its results. Raises DeviceClosed."""
-        self.programs.check_open()
+        """Runs a step and reads its results."""
         started, step = perf_counter(), prepared.step
         self._seen[prepared.slots] = prepared.tables
         saved = [self._window(save.slot) for save in step.early_saves]

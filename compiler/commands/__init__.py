@@ -1,17 +1,17 @@
 """The command line: one file a command, found by its name; this file builds the table and turns errors into exit codes.
 
 0 done, 1 wrong input, 2 usage, 3 toolchain missing, 4 internal error with a folder that reproduces it, 128 + n ended by signal n. Heavy imports
-live inside the commands, so `tapeout --help` starts no compiler.
+live inside the commands, so `tapeout --help` starts no compiler. This file itself imports only what Python has imported when it starts, so that an
+interrupt has hardly a moment to come in which nobody waits for it.
 """
 
-import importlib
 import os
-import pkgutil
-import signal
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
 
 
 class Terminated(KeyboardInterrupt):
@@ -22,7 +22,7 @@ class Terminated(KeyboardInterrupt):
         self.number = number
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: "Sequence[str] | None" = None) -> int:
     """Runs one command and returns its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
@@ -42,17 +42,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from tapeout.compiler.failure import report
 
         code = report(error, given)
-    with suppress(OSError):
+    try:
         sys.stdout.flush()
-        return code
-    _drop_output()
+    except OSError:
+        _drop_output()
     return code
 
 
 def _interrupted(end: KeyboardInterrupt) -> int:
     """Says how the process ends, and the exit code."""
-    number = end.number if isinstance(end, Terminated) else signal.SIGINT
-    print(f"tapeout: interrupted{f' by {signal.Signals(number).name}' if isinstance(end, Terminated) else ''}", file=sys.stderr)
+    import signal
+
+    number, by = signal.SIGINT, ""
+    if isinstance(end, Terminated):
+        number = signal.Signals(end.number)
+        by = f" by {number.name}"
+    print(f"tapeout: interrupted{by}", file=sys.stderr)
     return 128 + number
 
 
@@ -64,16 +69,53 @@ def _behind(error: BaseException | None) -> KeyboardInterrupt | None:
 
 
 def entry() -> None:
-    """The console script."""
-    _open_missing_streams()
+    """The console script. From its first line on an interrupt ends it in one sentence, behind its last one without any."""
+    try:
+        _open_missing_streams()
+        _take_signals()
+        code = main()
+        _leave_signals()
+    except BaseException as error:
+        if (behind := _behind(error)) is None:
+            raise
+        _leave_signals()
+        code = _interrupted(behind)
+    sys.exit(code)
+
+
+def _take_signals() -> None:
+    """What ends a process from outside ends it as Ctrl-C does; nohup ignores hang-ups, and so do we then."""
+    import signal
+
+    sys.unraisablehook = _again
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores hang-ups, and so do we then
+        if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _terminate)
-    sys.exit(main())
+
+
+def _leave_signals() -> None:
+    """All is written, or given up: another signal ends the process at once, so that no traceback comes of Python's own end."""
+    import signal
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) in (signal.default_int_handler, _terminate):
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _terminate(number: int, _: object) -> None:
     raise Terminated(number)
+
+
+def _again(lost: "sys.UnraisableHookArgs") -> None:
+    """An interrupt that comes in a call-back (imports have some), which Python reports and forgets, comes once more when that is through."""
+    import signal
+    import threading
+
+    if isinstance(lost.exc_value, KeyboardInterrupt):
+        number = lost.exc_value.number if isinstance(lost.exc_value, Terminated) else signal.SIGINT
+        threading.Timer(0.01, signal.pthread_kill, [threading.main_thread().ident, number]).start()
+    else:
+        sys.__unraisablehook__(lost)
 
 
 def _run(given: list[str]) -> int:
@@ -111,7 +153,10 @@ def _open_missing_streams() -> None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115, PTH123 (open as long as the process)
 
 
-def _application() -> Any:
+def _application() -> "Any":
+    import importlib
+    import pkgutil
+
     import typer
 
     app = typer.Typer(

@@ -1,11 +1,15 @@
 """Run an artifact offline: prompts in, tokens out."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tapeout.compiler.run_settings import RULES
+
+if TYPE_CHECKING:
+    from tapeout.compiler.result_lines import Line
+    from tapeout.compiler.run import Run
 
 
 def command(
@@ -49,13 +53,12 @@ def command(
 ) -> None:
     """Run an artifact offline: prompts in, tokens out."""
     import os
-    import sys
 
     from tapeout.compiler.files import check_apart
     from tapeout.compiler.prompts import read_prompts
     from tapeout.compiler.result_files import results_to
     from tapeout.compiler.result_lines import json_text
-    from tapeout.compiler.run import Run, draft_rows, shortfalls, statistic_lines
+    from tapeout.compiler.run import Run, shortfalls
     from tapeout.compiler.run_settings import resolved
 
     check_apart({"--out": out, "--trace": trace, "--metrics": metrics, "--record": record},
@@ -73,29 +76,32 @@ def command(
         totals = run.totals(asked)
         into.end(totals)
     except BaseException:
-        for sentence in [*([] if run is None else shortfalls(run, asked)), *into.give_up()]:
-            print(f"tapeout: {sentence}", file=sys.stderr)
+        _tell([*([] if run is None else shortfalls(run, asked)), *into.give_up()])
         raise
     if as_json and out is not None:
         print(json_text([totals]), end="")
-    elif not as_json:
-        if stats or out is not None:
-            print(run.summary)
-        if stats:
-            _show_statistics([chosen.sentence, *statistic_lines(run, totals)], draft_rows(run))
-    for sentence in run.warnings:
-        print(f"tapeout: warning: {sentence}", file=sys.stderr)
+    elif not as_json and (stats or out is not None):
+        print(run.summary)
+    if stats and not as_json:
+        _show_statistics(run, chosen.sentence, totals)
     unfinished = shortfalls(run, asked)
-    for sentence in unfinished:
-        print(f"tapeout: {sentence}", file=sys.stderr)
+    _tell([*(f"warning: {sentence}" for sentence in run.warnings), *unfinished])
     if unfinished:
         raise typer.Exit(1)
 
 
-def _show_statistics(sentences: "list[str]", drafts: "list[tuple[int, int, int, float]]") -> None:
-    from tapeout.compiler import report
+def _tell(sentences: list[str]) -> None:
+    import sys
 
     for sentence in sentences:
+        print(f"tapeout: {sentence}", file=sys.stderr)
+
+
+def _show_statistics(run: "Run", settings: str, totals: "Line") -> None:
+    from tapeout.compiler import report
+    from tapeout.compiler.run import draft_rows, statistic_lines
+
+    for sentence in (settings, *statistic_lines(run, totals)):
         print(sentence)
-    if drafts:
+    if drafts := draft_rows(run):
         report.table("drafts by their place in the block", ["place", "verified", "accepted", "percent"], drafts)

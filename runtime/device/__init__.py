@@ -1,7 +1,8 @@
 """Devices: memory, kernels and queues behind one small interface; `cpu`, `cuda`, `ascend` and `ascend_sim` implement it, `program.py` uses it.
 
 A device owns what it hands out until it is closed; then all but `kernel` and `close` raises DeviceClosed. Addresses are what kernels see; the
-host reaches a region only through `host`, and between runs only. No kernel's launch depends on a value that the device computed.
+host reaches a region only through `host`, between runs only, and after `check_open` where the device may have been closed: a closed one has
+given that memory back. No kernel's launch depends on a value that the device computed.
 """
 
 from collections.abc import Sequence
@@ -68,6 +69,9 @@ class Device(Protocol):
 
     def download(self, region: Region, size: int) -> None:
         """Brings the first `size` bytes of a region to the host."""
+
+    def check_open(self) -> None:
+        """Raises DeviceClosed once the device is closed."""
 
     def close(self) -> None:
         """Gives everything back. May be called twice."""

@@ -230,15 +230,20 @@ class AscendDevice:
             for region, size in self._copies["results"]:
                 self.download(region, size)
 
-    def _enter(self) -> None:
-        """The device belongs to a thread; whoever calls takes it."""
+    def check_open(self) -> None:
+        """Raises DeviceClosed."""
         if not self._end.alive:
             raise DeviceClosed("device ascend")
+
+    def _enter(self) -> None:
+        """The device belongs to a thread; whoever calls takes it."""
+        self.check_open()
         self._acl("aclrtSetDevice", ctypes.c_int32(self._ordinal))
 
     def close(self) -> None:
         """Gives modules and memory back. May be called twice."""
-        self._end()
+        with self._lock:
+            self._end()
 
 
 def argument_block(words: Sequence[str], buffers: Sequence[int], blocks: int, sync: int) -> bytes:

@@ -56,14 +56,14 @@ class AscendSimDevice:
 
     def memory(self, size: int, what: str, use: Use = "device") -> Region:
         """Zeroed bytes of the host. Raises MemoryRefused."""
-        self._enter()
+        self.check_open()
         raw = zeroed(size, what)
         self._know(raw)
         return Region(address(raw), raw)
 
     def place(self, array: NDArray[Any], what: str, *, by_rows: bool = False) -> int:
         """The address of the array itself."""
-        self._enter()
+        self.check_open()
         self._know(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
         return self._starts[self._last]
 
@@ -80,14 +80,14 @@ class AscendSimDevice:
 
     def table(self, calls: Sequence[Call]) -> tuple[SimulatedCall, ...]:
         """Calls with their buffers found."""
-        self._enter()
+        self.check_open()
         return tuple(
             SimulatedCall(call.kernel, tuple(map(self._from, call.buffers)), min(BLOCKS, call.grid[0] if call.grid else 1)) for call in calls
         )
 
     def run(self, table: tuple[SimulatedCall, ...], *, alone: bool = False) -> None:
         """Simulates calls in order. Raises SimulatedFault where a kernel does what it may not."""
-        self._enter()
+        self.check_open()
         for call in table:
             kernel = self._kernels[call.kernel]
             try:
@@ -108,13 +108,14 @@ class AscendSimDevice:
 
     def upload(self, region: Region, size: int) -> None:
         """Nothing: the memory is shared."""
-        self._enter()
+        self.check_open()
 
     def download(self, region: Region, size: int) -> None:
         """Nothing: the memory is shared."""
-        self._enter()
+        self.check_open()
 
-    def _enter(self) -> None:
+    def check_open(self) -> None:
+        """Raises DeviceClosed."""
         if self._is_closed:
             raise DeviceClosed("device ascend-sim")
 

@@ -71,9 +71,20 @@ class CpuDevice:
         calls = [self._call(worker) for worker in range(len(self._queues))]
         self._threads = [threading.Thread(target=target, args=arguments, name=f"tapeout-{worker}", daemon=True)
                          for worker, (target, arguments) in enumerate(_crew(self._queues, calls, self._ended, self._done))]  # fmt: skip
-        for thread in self._threads:
-            thread.start()
         self._stop = weakref.finalize(self, _stop, self._queues[:1])
+        self._start()
+
+    def _start(self) -> None:
+        """Starts the workers; where the system refuses one, those in front of it end again. Raises WorkersRefused."""
+        for number, thread in enumerate(self._threads):
+            try:
+                thread.start()
+            except RuntimeError as error:
+                self._stop()
+                for started in self._threads[:number]:
+                    started.join()
+                raise WorkersRefused("workers", f"{self.workers}, of which the system starts {number} ({error})", "as many threads as it starts",
+                                     remedy="give fewer workers, or allow the process more threads and memory") from None  # fmt: skip
 
     def kernel(self, symbol: str) -> int:
         """The address of a kernel. Raises SymbolMissing."""
@@ -85,37 +96,37 @@ class CpuDevice:
 
     def memory(self, size: int, what: str, use: Use = "device") -> Region:
         """Zeroed bytes that host and kernels share. Raises MemoryRefused."""
-        self._enter()
+        self.check_open()
         raw = zeroed(size, what)
         self._memory.append(raw)
         return Region(address(raw), raw)
 
     def place(self, array: NDArray[np.generic], what: str, *, by_rows: bool = False) -> int:
         """The address of the array itself: kernels read it where it lies. Whoever made it keeps it alive."""
-        self._enter()
+        self.check_open()
         return address(array)
 
     def table(self, calls: Sequence[Call]) -> LaunchTable:
         """Packs calls; kernels compute their own grids."""
-        self._enter()
+        self.check_open()
         return launch_table([call.kernel for call in calls], [call.buffers for call in calls])
 
     def upload(self, region: Region, size: int) -> None:
         """Nothing: the memory is shared."""
-        self._enter()
+        self.check_open()
 
     def download(self, region: Region, size: int) -> None:
         """Nothing: the memory is shared."""
-        self._enter()
+        self.check_open()
 
     def read(self, address: int, size: int) -> bytes:
         """Bytes of a region."""
-        self._enter()
+        self.check_open()
         return ctypes.string_at(address, size)
 
     def write(self, address: int, data: bytes) -> None:
         """Bytes into a region."""
-        self._enter()
+        self.check_open()
         ctypes.memmove(address, data, len(data))
 
     def run(self, table: LaunchTable, *, alone: bool = False) -> None:
@@ -123,11 +134,11 @@ class CpuDevice:
 
         An interrupt is raised after the entry has ended on every worker, so that the device can be used again.
         """
-        self._enter()
-        if not table.count:
-            return
         start, count = address(table.launches), table.count
         with self._lock:
+            self.check_open()
+            if not count:
+                return
             if alone or not self._queues:
                 self._barrier[:] = 0
                 self._execute(start, count, 0, 1, self._barrier_address)
@@ -152,13 +163,15 @@ class CpuDevice:
         if interrupt is not None:
             raise interrupt
 
-    def _enter(self) -> None:
+    def check_open(self) -> None:
+        """Raises DeviceClosed."""
         if not self._stop.alive:
             raise DeviceClosed("device cpu")
 
     def close(self) -> None:
         """Ends the workers; further runs are not allowed. May be called twice."""
-        self._stop()
+        with self._lock:  # an entry that another thread hands over must not come behind the end
+            self._stop()
         for thread in self._threads:
             thread.join()
 

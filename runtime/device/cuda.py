@@ -354,15 +354,20 @@ class CudaDevice:
                 driver("cuEventDestroy", event)
             return spent / 1e3 / repeats
 
-    def _enter(self) -> None:
-        """The context belongs to a thread; whoever calls takes it."""
+    def check_open(self) -> None:
+        """Raises DeviceClosed."""
         if not self._end.alive:
             raise DeviceClosed("device cuda")
+
+    def _enter(self) -> None:
+        """The context belongs to a thread; whoever calls takes it."""
+        self.check_open()
         self._driver("cuCtxSetCurrent", self._context)
 
     def close(self) -> None:
         """Gives graphs, modules and memory back. May be called twice."""
-        self._end()
+        with self._lock:
+            self._end()
 
 
 def _host(region: Region) -> NDArray[np.uint8]:

@@ -229,7 +229,7 @@ def test_a_folder_that_refuses_is_one_sentence_in_every_command(
         raise PermissionError(13, "Permission denied", str(self))
 
     said = f"tapeout: [C106] compile cache {tmp_path}: found Permission denied, expected a folder that can be written; set TAPEOUT_CACHE_DIR to "
-    for method, command in (("unlink", "prune"), ("read_bytes", "verify"), ("stat", "ls")):
+    for method, command in (("unlink", "prune"), ("read_bytes", "verify"), ("stat", "ls"), ("exists", "ls"), ("exists", "prune")):
         with monkeypatch.context() as patch:
             patch.setattr(Path, method, refused)
             if method == "stat":

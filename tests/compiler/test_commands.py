@@ -264,13 +264,18 @@ def test_compile_prints_and_stops(tapeout: Tapeout, tmp_path: Path) -> None:
         (["--row-buckets", "8;16"], "--row-buckets: found '8;16', expected row counts as 16,128,512"),
         (["--row-buckets", "8,12"], "--row-buckets: the last one is 12, expected --max-rows (16)"),
         (["--stop-after", "nothing"], "--stop-after: unknown pass nothing"),
-        (["--tuning", "none.json"], "--tuning none.json: cannot be read as JSON"),
+        (["--stop-after", ""], "--stop-after: unknown pass ; expected one of"),
+        (["--tuning", "none.json"], "--tuning none.json: found No such file or directory, expected a readable file"),
         (["--cpu", "i386"], "--cpu: found i386"),
         (["--jobs", "0"], "--jobs: found 0"),
+        (["--dump", "out/ir"], "--dump: found out/ir, which is inside the artifact's folder, expected another one"),
         (["--dump", f"{TINY}/dump"], f"--dump {TINY}/dump: found Not a directory, expected a folder that can be written"),
     ],
 )
-def test_compile_refuses(tapeout: Tapeout, tmp_path: Path, arguments: list[str], sentence: str) -> None:
+def test_compile_refuses(
+    tapeout: Tapeout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert tapeout("compile", TINY, "-o", tmp_path / "out", *SMALL, *arguments) == 1
     assert sentence in tapeout.err and not (tmp_path / "out").exists()
 

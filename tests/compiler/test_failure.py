@@ -15,8 +15,8 @@ import pytest
 from tapeout.codegen.cpu import linker
 from tapeout.compiler import commands, workers
 from tapeout.compiler.commands import Terminated, main
-from tapeout.compiler.errors import ModuleRefused, ToolchainMissing, WorkerLost
-from tapeout.compiler.failure import exit_code
+from tapeout.compiler.errors import ModuleRefused, ToolchainMissing, WorkerLost, WorkerRefused
+from tapeout.compiler.failure import _not_ours, exit_code
 from tapeout.compiler.manifest import library
 from tapeout.compiler.objects import kernel_objects
 from tapeout.compiler.workers import in_processes
@@ -52,6 +52,22 @@ def test_an_oserror_is_the_users_only_about_a_path_of_the_command(
 
 
 # -- missing tools
+
+
+@pytest.mark.parametrize(("package", "command"), [
+    ("numpy", ["run", ".", "--weights", ".", "--prompt", "a"]), ("typer", ["doctor"]), ("pydantic", ["inspect", TINY])])  # fmt: skip
+def test_a_missing_package_is_3(package: str, command: list[str]) -> None:
+    program = f"import sys; sys.modules[{package!r}] = None; from tapeout.compiler.commands import entry; entry()"
+    done = subprocess.run([sys.executable, "-c", program, *command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.split(": pip")[0]) == (
+        3, f"tapeout: [C301] found no Python package {package}; the command needs it"
+    )  # fmt: skip
+
+
+def test_a_module_of_ours_that_is_missing_is_our_fault() -> None:
+    with pytest.raises(ModuleNotFoundError) as caught:
+        import tapeout.compiler.nothing  # type: ignore[import-not-found]  # noqa: F401
+    assert _not_ours(caught.value, []) is None
 
 
 def test_no_linker_is_3_before_anything_is_compiled(tmp_path: Path) -> None:
@@ -182,6 +198,28 @@ def test_what_a_task_raises_is_raised_here() -> None:
     assert "return 1 / number" in caught.value.__notes__[0]
     with pytest.raises(WorkerLost, match=r"^\[C107\] compiling a: found a worker process that ended with exit code 7, "):
         in_processes(die, {"a": (7,)}, 1, lambda name, result: None)
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+def test_fewer_workers_than_asked_for_do_it_too(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit on processes: what there is does all tasks; of none at all it is one sentence."""
+    start, started = workers._process, []
+
+    def limited() -> "subprocess.Popen[bytes]":
+        if len(started) == limit:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        started.append(start())
+        return started[-1]
+
+    monkeypatch.setattr(workers, "_process", limited)
+    found: dict[str, tuple[int, int]] = {}
+    if limit:
+        in_processes(double, {str(n): (n,) for n in range(4)}, 3, found.__setitem__)
+        assert {name: answer[0] for name, answer in found.items()} == {str(n): 2 * n for n in range(4)}
+        assert {answer[1] for answer in found.values()} == {process.pid for process in started}
+        return
+    with pytest.raises(WorkerRefused, match=r"^\[C110\] compiling: found no worker process that starts \(Resource temporarily unavailable\), exp"):
+        in_processes(double, {"a": (1,)}, 3, found.__setitem__)
 
 
 def test_an_interrupt_ends_the_workers_at_once(tmp_path: Path) -> None:
@@ -318,3 +356,59 @@ def test_an_interrupt_inside_another_error_is_one(
     for ending in (while_a_class_is_made, while_it_is_handled):
         monkeypatch.setattr(commands, "_run", ending)
         assert main(["doctor"]) == code and capsys.readouterr().err == f"tapeout: {said}\n"
+
+
+# -- interrupts while Python starts
+
+STARTING = """
+import os, signal, sys
+left = int(sys.argv.pop(1))
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        global left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+from tapeout.compiler.commands import entry
+for name in [name for name in sys.modules if name in ("signal", "enum")]:
+    del sys.modules[name]
+sys.meta_path.insert(0, Interrupting())
+"""
+
+
+@pytest.mark.parametrize("place", [1, 2, 3, 5, 11, 29, 67, 131])
+def test_an_interrupt_at_any_import_ends_the_command_in_one_sentence(place: int) -> None:
+    """From the first line of the console script on: the first two imports are those of `signal` itself."""
+    command = [sys.executable, "-c", STARTING + "entry()", str(place), "inspect", TINY]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=_take_interrupts)
+    assert (done.returncode, done.stderr) == (130, "tapeout: interrupted\n")
+
+
+def test_an_interrupt_that_python_only_reports_comes_once_more() -> None:
+    program = STARTING + (
+        "import threading, weakref\n"
+        "class Thing: pass\n"
+        "def run(given):\n"
+        "    thing = Thing()\n"
+        "    watch = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT))\n"
+        "    del thing\n"
+        "    threading.Event().wait(30)  # an interrupt wakes the main thread\n"
+        "from tapeout.compiler import commands\n"
+        "commands._run = run\n"
+        "entry()"
+    )
+    done = subprocess.run([sys.executable, "-c", program, "0"], capture_output=True, text=True, check=False, preexec_fn=_take_interrupts)
+    assert (done.returncode, done.stderr) == (130, "tapeout: interrupted\n")
+
+
+def test_the_console_script_imports_nothing_before_it_waits_for_interrupts() -> None:
+    program = "import sys; before = {*sys.modules}; import tapeout.compiler.commands; print(sorted({*sys.modules} - before))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "['tapeout', 'tapeout.compiler', 'tapeout.compiler.commands']\n"
+
+
+def test_a_signal_behind_the_last_line_ends_the_process_without_a_traceback() -> None:
+    program = "import atexit, os, signal\natexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))\nfrom tapeout.compiler.commands import entry\n"
+    done = subprocess.run([sys.executable, "-c", program + "entry()", "inspect", TINY], capture_output=True, text=True, check=False,
+                          preexec_fn=_take_interrupts)  # fmt: skip
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "") and done.stdout.startswith("weights")

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -123,12 +124,15 @@ def test_a_run_that_ends_before_its_first_result_leaves_nothing(model: Model, pr
     assert [p.name for p in tmp_path.iterdir()] == ["prompts.jsonl"]
 
 
-@pytest.mark.parametrize("fault", [MemoryError(), RuntimeError("internal: a rule is broken")])
+@pytest.mark.parametrize(("fault", "code", "said"), [
+    (MemoryError("Unable to allocate 9 GiB"), 1, "[C109] memory: found none left (Unable to allocate 9 GiB), expected what the command needs; free"),
+    (RuntimeError("internal: a rule is broken"), 4, "internal error (RuntimeError: internal: a rule is broken); expected none: ")])  # fmt: skip
 def test_a_run_that_fails_keeps_its_results_and_says_what_it_did(
-    model: Model, prompts: Path, tmp_path: Path, whole: list[Any], fault: Exception,  # noqa: F811
+    model: Model, prompts: Path, tmp_path: Path, whole: list[Any], fault: Exception, code: int, said: str,  # noqa: F811
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     step, steps = Engine.step, []
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     def failing(engine: Engine) -> Any:
         steps.append(engine)
@@ -138,9 +142,9 @@ def test_a_run_that_fails_keeps_its_results_and_says_what_it_did(
 
     monkeypatch.setattr(Engine, "step", failing)
     more = ["--out", tmp_path / "out.jsonl", "--trace", tmp_path / "trace.json", "--metrics", tmp_path / "metrics.jsonl"]
-    assert main(common(model, prompts, *more)) == 4
+    assert main(common(model, prompts, *more)) == code
     first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith("tapeout: 3 of 6 results are in ") and second.startswith(f"tapeout: internal error ({type(fault).__name__}: ")
+    assert first.startswith("tapeout: 3 of 6 results are in ") and second.startswith(f"tapeout: {said}")
     assert json.loads((tmp_path / "trace.json").read_text()) and lines(tmp_path / "metrics.jsonl")[-1]["steps"] == 3
     assert main(common(model, prompts, "--out", tmp_path / "out.jsonl", "--resume")) == 0
     assert tokens(lines(tmp_path / "out.jsonl")[:-1]) == whole
@@ -258,6 +262,18 @@ def test_a_pipe_gets_what_is_there_without_totals(model: Model, prompts: Path) -
     with os.fdopen(reader) as file:
         assert [json.loads(line)["id"] for line in file] == sorted(FIRST)
     assert done.stderr.startswith(f"tapeout: 3 of 6 results are in /dev/fd/{writer}, without totals\n")
+
+
+@pytest.mark.parametrize("after", [3, 99])
+def test_what_a_device_does_not_take_is_on_standard_output(model: Model, prompts: Path, whole: list[Any], after: int) -> None:  # noqa: F811
+    """A full one: of a run that ends and of one that is cut."""
+    done = cut(common(model, prompts, "--out", "/dev/full"), after=after)
+    printed = tokens([json.loads(line) for line in done.stdout.splitlines()])
+    assert printed == [line for line in whole if after == 99 or line["id"] in FIRST]
+    said = [f"{len(printed)} results could not be written there and are on standard output"]
+    said += ["interrupted"] if after == 3 else ["[C105] --out /dev/full: found No space left on device, expected a file that can be written; "
+                                               "make room, or give another file"]  # fmt: skip
+    assert (done.returncode, done.stderr.splitlines()) == (130 if after == 3 else 1, [f"tapeout: {sentence}" for sentence in said])
 
 
 def test_what_is_refused_is_said_also_where_results_cannot_be_written(

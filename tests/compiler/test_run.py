@@ -177,6 +177,19 @@ def test_what_is_refused_names_its_line_and_harms_no_other(
     assert len(sentences) == len(BAD_LINES) and held == [((), 0)]
 
 
+@pytest.mark.parametrize(("count", "told"), [(50, 50), (51, 51), (52, 51), (3000, 51)])
+def test_a_file_that_holds_no_prompts_is_not_three_thousand_sentences(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int, told: int
+) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\n" * count)
+    assert main(["run", str(tmp_path), "--weights", str(tmp_path), "--prompts", str(tmp_path / "binary"), "--out", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == told and said[49].startswith("tapeout: request 49: [Q101] a prompt is refused - ")
+    if told < count:
+        assert said[50] == f"tapeout: and {count - 50} requests more; with --json or --out FILE each one's line says how it ended"
+    assert len((tmp_path / "out").read_text().splitlines()) == count + 1
+
+
 def test_a_prompt_of_ten_megabytes_is_refused_at_once(
     model: Model, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,  # noqa: F811
 ) -> None:  # fmt: skip

@@ -59,6 +59,14 @@ def test_each_rule(tmp_path: Path, name: str, good: list[Any], bad: list[Any]) -
         assert problem.startswith(f"--settings {tmp_path}/settings.json, {name}: found ") and problem.endswith(f", expected {RULES[name].expected}")
 
 
+@pytest.mark.parametrize("name", ["cache_blocks", "chunk_tokens", "keep", "snapshot_mib", "cache_dir_mib"])
+def test_a_number_that_is_too_large_is_not_told_that_it_is_too_small(name: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        resolved({name: 2**31, "replay": "mask"}, None, {})
+    least = 2 if name == "cache_blocks" else 1
+    assert caught.value.problems == (f"--{name.replace('_', '-')}: found 2147483648, expected a whole number from {least} to 2147483647",)
+
+
 def test_all_problems_come_together(tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as caught:
         resolved({"keep": 0}, written(tmp_path, {"speck": 1, "workers": "many"}), {"TAPEOUT_RUN_WRKERS": "1", "TAPEOUT_RUN_SPEC": "9"})

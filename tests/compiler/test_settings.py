@@ -8,7 +8,7 @@ import pytest
 
 from tapeout.codegen.tuned_rows import TunedRow
 from tapeout.compiler import step_options as of
-from tapeout.compiler.errors import SettingsError
+from tapeout.compiler.errors import FileRefused, SettingsError
 from tapeout.compiler.settings import MEBIBYTE, Settings, parse_buckets
 from tapeout.compiler.targets import MODULES
 from tapeout.compiler.tuning import as_data, read_tuning
@@ -134,7 +134,7 @@ def test_tuning_rows(tmp_path: Path) -> None:
     assert read_tuning(tmp_path / "empty.json", "cpu") == () and as_data((), "cpu") == {}
     assert rows == (TunedRow("a", ()), TunedRow("b", (("x", 1), ("y", 2))), TunedRow("c", (("x", 4),), 16), TunedRow("c", (("x", 3),), 128))
     assert as_data(rows, "cpu") == data and read_tuning(None, "cpu") == ()
-    with pytest.raises(SettingsError, match="cannot be read as JSON"):
+    with pytest.raises(FileRefused, match=r"^\[C105\] --tuning .*none.json: found No such file or directory, expected a readable file; give another"):
         read_tuning(tmp_path / "none.json", "cpu")
 
 

@@ -93,9 +93,22 @@ def test_a_link_is_followed_and_a_place_below_a_file_refused(tmp_path: Path) -> 
     write_toy(tmp_path / "link")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "behind" / "manifest.json").is_file()
     (tmp_path / "file").write_text("mine")
-    for place in (tmp_path / "file" / "artifact", Path("/proc/artifact")):
+    (tmp_path / "circle").symlink_to("circle")
+    for place in (tmp_path / "file" / "artifact", Path("/proc/artifact"), tmp_path / "circle", tmp_path / "circle" / "artifact"):
         with pytest.raises(ArtifactUnwritable, match=r"\[A113\]"):
             write_toy(place)
+
+
+def test_the_folder_that_we_are_in_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever works in it would be left in a folder that is gone, an empty one or an earlier artifact."""
+    write_toy(tmp_path / "a")
+    (tmp_path / "empty" / "below").mkdir(parents=True)
+    for inside, place in (("empty/below", "."), ("empty/below", ".."), ("a", "."), ("a/kernels", "..")):
+        monkeypatch.chdir(tmp_path / inside)
+        with pytest.raises(ArtifactUnwritable, match=rf"\[A113\] .* - {place} - found the folder that the command runs in, or one above it,"):
+            write_toy(Path(place))
+    write_toy(Path("../../beside"))
+    assert Path("../../beside/manifest.json").is_file() and Path.cwd().is_dir()
 
 
 NO_PATHS = [("a\0b", "embedded null byte"), ("\ud800", "surrogates not allowed"), ("x" * 5000, "File name too long")]

@@ -40,10 +40,12 @@ def test_a_closed_device_says_so(device: Device, request: pytest.FixtureRequest)
     name = request.node.callspec.params["device"]
     region, hidden, table = device.memory(64, "results", "results"), device.memory(64, "arena"), device.table([])
     device.run(table)
+    device.check_open()
     device.close()
     device.close()
     calls = {
-        "memory": lambda: device.memory(1, "late"), "place": lambda: device.place(np.arange(3), "late"), "table": lambda: device.table([]),
+        "check_open": device.check_open, "memory": lambda: device.memory(1, "late"), "place": lambda: device.place(np.arange(3), "late"),
+        "table": lambda: device.table([]),
         "run": lambda: device.run(table), "upload": lambda: device.upload(region, 1), "download": lambda: device.download(region, 1),
         "upload of what the host cannot see": lambda: device.upload(hidden, 1),
         "download of what the host cannot see": lambda: device.download(hidden, 1),
@@ -60,12 +62,14 @@ def test_a_request_of_a_closed_engine_meets_the_same_sentence(
     device: Device, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not a loss of the step: nothing that is submitted later could ever run. It is refused before anything is written into memory that is free."""
+    name = request.node.callspec.params["device"]
     monkeypatch.setattr("tapeout.runtime.engine.open_device", lambda *_, **__: device)
-    artifact = load_artifact(tmp_path / "a", target={"cpu": "cpu", "cuda": "sm90"}.get(request.node.callspec.params["device"], "ascend950"))
+    artifact = load_artifact(tmp_path / "a", target={"cpu": "cpu", "cuda": "sm90"}.get(name, "ascend950"))
     engine = Engine(artifact, bind_weights(artifact.weights, model.tensors()))
     engine.submit(prompt(9), GREEDY, "r")
     engine.close()
     monkeypatch.setattr(engine.programs, "_hosted", {})
     for step in (engine.step, lambda: engine.forward([(0, [1])]), lambda: engine.draft([(0, 1)])):
-        with pytest.raises(DeviceClosed, match=r"\[D114\]"):
+        with pytest.raises(DeviceClosed) as caught:
             step()
+        assert str(caught.value) == f"[D114] the device is closed - device {name} - make another engine"

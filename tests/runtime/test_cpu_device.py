@@ -12,7 +12,7 @@ import pytest
 from tapeout.runtime.device import Call
 from tapeout.runtime.device.cpu import CpuDevice, LaunchTable, launch_table
 from tapeout.runtime.device.memory import address, typed, zeroed
-from tapeout.runtime.errors import LibraryUnloadable, MemoryRefused, SymbolMissing, WorkersRefused
+from tapeout.runtime.errors import DeviceClosed, LibraryUnloadable, MemoryRefused, SymbolMissing, WorkersRefused
 from tests.runtime.toy import library
 
 
@@ -129,6 +129,28 @@ def test_concurrent_callers_take_turns(device: CpuDevice) -> None:
     assert [each[0].tolist() for each in buffers] == [[i + 100] * n for i in range(4)]
 
 
+def test_a_close_that_meets_a_run_waits_for_it(path: Path) -> None:
+    """It comes when the run has asked whether the device is open and has not handed its entry over yet, which would then wait for ever."""
+    n, device = 5, CpuDevice(path, 2)
+    queue, buffers = device._queues[0], (int32([2] * n), int32([0] * n), int32([n]))
+    table, closing = shifts(device, *buffers, 100), threading.Thread(target=device.close)
+
+    class Meeting:
+        def put(self, item: Any) -> None:
+            closing.start()
+            closing.join(0.1)
+            queue.put(item)
+
+    device._queues[0] = Meeting()  # type: ignore[call-overload]
+    running = threading.Thread(target=device.run, args=(table,), daemon=True)
+    running.start()
+    running.join(10)
+    assert not running.is_alive() and buffers[0].tolist() == [102] * n
+    closing.join(10)
+    with pytest.raises(DeviceClosed):
+        device.run(table)
+
+
 def test_abandoned_devices_end_their_threads(path: Path) -> None:
     before = threading.active_count()
     device = CpuDevice(path, 3)
@@ -180,6 +202,25 @@ def test_an_interrupt_is_raised_when_every_worker_is_through(path: Path, queue: 
         device.run(table)
         assert out.tolist() == [10 + i, 20 + i, 30 + i]
     device.close()
+
+
+def test_workers_that_the_system_does_not_start(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit on threads: those that were started end again, and the sentence says how many."""
+    before, start = set(threading.enumerate()), threading.Thread.start
+
+    def limited(thread: threading.Thread) -> None:
+        if thread.name == "tapeout-2":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(WorkersRefused) as caught:
+        CpuDevice(path, 4)
+    assert str(caught.value) == (
+        "[D103] the number of workers is refused - workers - found 4, of which the system starts 2 (can't start new thread), expected as many "
+        "threads as it starts - give fewer workers, or allow the process more threads and memory"
+    )
+    assert set(threading.enumerate()) == before
 
 
 @pytest.mark.parametrize("workers", [0, -1, 257, True, 1.0, "2"])

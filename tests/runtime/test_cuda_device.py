@@ -470,6 +470,18 @@ def test_a_set_holds_one_artifact_a_target(tmp_path: Path, toy: Path) -> None:
         whole_set(directory)
 
 
+def test_artifacts_that_happen_to_lie_in_one_folder_are_no_set(tmp_path: Path) -> None:
+    """They are not replaced by an artifact that is written to their folder, and their names are no targets."""
+    for name in ("small", "large"):
+        write_artifact(tmp_path / "all" / name, *gpu_data())
+    for write in (whole_set, lambda folder: write_artifact(folder, *gpu_data())):
+        with pytest.raises(ArtifactOccupied):
+            write(tmp_path / "all")
+    with pytest.raises(ArtifactFolderMissing, match=r"found a folder without manifest.json, artifacts in it: large, small - give the folder"):
+        open_artifact(tmp_path / "all")
+    assert load_artifact(tmp_path / "all" / "small", target="sm90").target == "sm90"
+
+
 @pytest.mark.parametrize(
     ("device", "here", "target"),
     [(None, (9, 0), "sm90"), (None, (10, 0), "sm100"), (None, (8, 0), "cpu"), (None, None, "cpu"), ("cpu", (9, 0), "cpu"),

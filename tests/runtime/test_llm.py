@@ -218,6 +218,31 @@ def test_two_engines_in_one_process_do_not_meet(toy: Path) -> None:
     two.close()
 
 
+@pytest.mark.parametrize("caller", ["done", "watch"])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_call_from_within_a_call_loses_no_result(toy: Path, asynchronous: bool, caller: str) -> None:
+    """It steps the engine, and so ends requests of the call around it."""
+    llm = LLM.over(toy_engine(toy, asynchronous=asynchronous), None)
+    params = [SamplingParams(temperature=0, max_tokens=n) for n in (2, 7, 4)]
+    inside: list[list[int]] = []
+    places: list[int] = []
+
+    def again(*_: object) -> None:
+        if not inside:
+            inside.append([])
+            inside[0] += llm.generate([[9, 8]], SamplingParams(temperature=0, max_tokens=20))[0].outputs[0].token_ids
+
+    def done(place: int, result: RequestOutput) -> None:
+        places.append(place)
+        if caller == "done":
+            again()
+
+    found = llm.generate([[5, 6], [7], [8, 9]], params, done=done, watch=again if caller == "watch" else None)
+    assert [list(r.outputs[0].token_ids) for r in found] == [toy_answer([5, 6], 2), toy_answer([7], 7), toy_answer([8, 9], 4)]
+    assert inside == [toy_answer([9, 8], 20)] and sorted(places) == [0, 1, 2]
+    llm.close()
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_threads_take_turns(toy: Path, asynchronous: bool) -> None:
     engine = toy_engine(toy, asynchronous=asynchronous)
