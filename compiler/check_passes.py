@@ -28,13 +28,14 @@ LARGEST = 50_000_000
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a module did on toy data: every named value that passes between functions or stays in a state, and every op's results by name.
+    """What a module did on toy data: every named value that passes between functions or stays in a state, and every op's results with their names,
+    in the order in which they were made.
 
-    A name has several results where one function is called for several layers.
+    A name has several results where one function is called for several layers, and where two functions begin alike.
     """
 
     values: dict[str, Any]
-    ops: dict[str, list[Any]]
+    ops: list[tuple[str, Any]]
 
 
 class Checker:
@@ -74,11 +75,10 @@ class Checker:
         """Every public function on the toy step, in order; values and states pass from one to the next."""
         values: dict[str, Any] = {}
         states: dict[str, State] = {}
-        ops: dict[str, list[Any]] = {}
+        ops: list[tuple[str, Any]] = []
 
         def observe(op: Any, _: list[Any], made: tuple[Any, ...]) -> None:
-            for name, value in _named(op, made).items():
-                ops.setdefault(name, []).append(value)
+            ops.extend(_named(op, made))
 
         for function in functions(module):
             if is_entry_point(function):
@@ -97,21 +97,18 @@ class Checker:
         return toy_weight(name, view)
 
 
-def _named(op: Any, made: tuple[Any, ...]) -> dict[str, Any]:
+def _named(op: Any, made: tuple[Any, ...]) -> list[tuple[str, Any]]:
     name = str(op.operation.location)
-    return {f"{op.operation.name} at {name}, result {i}": value for i, value in enumerate(made)}
+    return [(f"{op.operation.name} at {name}, result {i}", value) for i, value in enumerate(made)]
 
 
-def _first_changed(old: dict[str, list[Any]], new: dict[str, list[Any]]) -> str:
-    """The first op, in program order, that both runs executed under one name and that made something else."""
-    return next(
-        (
-            name
-            for name, values in old.items()
-            if name in new and any(all(_difference(value, made, exact=True) for made in new[name]) for value in values)
-        ),
-        "one that the pass made",
-    )
+def _first_changed(old: list[tuple[str, Any]], new: list[tuple[str, Any]]) -> str:
+    """The first op, in the order of the old run, that both runs executed under one name and whose result the new one never made."""
+    found: dict[str, list[Any]] = {}
+    for name, value in new:
+        found.setdefault(name, []).append(value)
+    changed = (name for name, value in old if name in found and all(_difference(value, made, exact=True) for made in found[name]))
+    return next(changed, "one that the pass made")
 
 
 def _elements(function: func.FuncOp) -> int:
