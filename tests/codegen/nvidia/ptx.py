@@ -121,6 +121,7 @@ OPERATIONS = {
     "mov.b32": lambda a: a,
     "cvt.u32.u16": lambda a: a & np.uint32(0xFFFF),
     "add.u32": lambda a, b: a + b,
+    "sub.rn.f32": lambda a, b: (a.view(np.float32) - b.view(np.float32)).view(np.uint32),
     "and.b32": lambda a, b: a & b,
     "or.b32": lambda a, b: a | b,
     "lop3.b32": _any_of_three,
