@@ -64,8 +64,9 @@ class Cut:
     many rows, 4 the weight once and x where it is loaded, 5 as 2, rows in BF16 too, for a chip's own source that wants them in another order,
     6 as 1, behind a launch that does nothing, where a chip's own source says how both are to be copied;
     `group` (0), so many row blocks take one block of columns after another and share what
-    a cache holds of it; `turns` (1), so many blocks of columns an instance takes one after another; `ahead` (0), scales, which are too small for
-    a target's pipeline of copies, are loaded one step ahead; `rows_first` (0), x is the left factor after all, weights lie as they do.
+    a cache holds of it; `turns` (1), so many blocks of columns an instance takes one after another, the last instance those that are left;
+    `ahead` (0), scales, which are too small for a target's pipeline of copies, are loaded one step ahead; `rows_first` (0), x is the left factor
+    after all, weights lie as they do.
     `part_rows` and `part_columns` are the block of a launch that decodes, `total_rows` (1) and `total_columns` that of one that adds up.
     """
 
@@ -141,8 +142,8 @@ def linear(request: Request, schedule: Schedule) -> Kernel:
     if cut["decoded"] == HOW_COPIED:
         before.append(Part(lambda *_: None, lambda *_: [1]))
         work.append(Workspace("bf16", _with_room(lambda _: 0)))
-    if cut.blocks % cut.turns or (cut.turns > 1 and cut["group"]):
-        raise KernelError(f"{cut.blocks} blocks of columns in {cut.turns} turns, group {cut['group']}: expected whole instances, no group")
+    if cut.turns > 1 and cut["group"]:
+        raise KernelError(f"{cut.turns} turns of an instance, group {cut['group']}: expected one turn or no group")
     body, grid = _whole(request, cut)
     if cut["split"] and cut.segments > 1:
         before.append(_segments(request, cut))
@@ -211,14 +212,15 @@ def _whole(request: Request, cut: Cut) -> tuple[Any, Any]:
             t.when(t.less(m0, b.rows), partial(multiply, number))
         elif cut.turns > 1:
             first = t.mul(number, cut.turns)
-            t.loop(first, t.add(first, cut.turns), 1, [], multiply)
+            last = t.add(first, cut.turns)
+            t.loop(first, last if cut.blocks % cut.turns == 0 else t.minimum(last, cut.blocks), 1, [], multiply)
         else:
             multiply(number)
 
     def grid(*buffers: Value) -> list[Value]:
         if cut["group"]:
             return [cut["group"], cut.blocks, t.ceil_div(row_count(buffers), cut["block_m"] * cut["group"])]
-        return [cut.blocks // cut.turns, t.ceil_div(row_count(buffers), cut["block_m"])]
+        return [-(-cut.blocks // cut.turns), t.ceil_div(row_count(buffers), cut["block_m"])]
 
     return body, grid
 

@@ -8,7 +8,7 @@ so factors are decoded once, by launches in front, or in registers (overrides). 
 from tapeout.codegen.kernel import Request, Schedule
 from tapeout.codegen.nvidia.block_sizes import fitting, padded, power
 from tapeout.codegen.nvidia.facts import Chip
-from tapeout.codegen.nvidia.overrides import expert_linear_sm90, linear_few_sm90, linear_many_sm90, linear_some_sm90
+from tapeout.codegen.nvidia.overrides import expert_linear_sm90, linear_few_sm90, linear_many_sm90, linear_some_sm90, linear_wide_sm90
 from tapeout.codegen.row_values import columns_of
 from tapeout.dialects.types import Tensor
 
@@ -21,12 +21,16 @@ forms that decode in front: one row serves all buckets of such a layer, so that 
 STEP = 64
 """A segment of K is a multiple of twice as many columns."""
 LARGE = 8 << 20
+READ_ONCE = LARGE // 2
+"""Elements of a weight that more rows than a block of some rows are worth reading it once for. Of smaller ones it is launches that cost."""
 LEAST_SEGMENT, LEAST_OF_SMALL = 1024, 512
 """Columns of K that a segment of a weight of at least LARGE elements has, and of a smaller one."""
 BLOCKS_EACH = 4
 """Instances that a launch for few rows should give every multiprocessor."""
 HEAD_COLUMNS = 1 << 16
 """Columns of a weight that blocks of 128 and more cut into enough instances for every multiprocessor."""
+FEW_RESULTS = MIDDLE << 9
+"""Of a narrow layer: so many are cut into blocks of 64, or there were too few instances."""
 MIXER_STEP, MIXER_SEGMENTS, MIXER_GROUP, MIXER_JOINED = 64, 80, 10, 1024
 
 
@@ -91,11 +95,13 @@ def _decoded_linear(request: Request, chip: Chip, rows: int, count: int, block_n
     found = {"split": int(rows <= SOME and count > 1), "ahead": int(scaled or _scaled_rows(request))}
     if rows <= FEW or (width < NARROW and (scaled or _scaled_rows(request))):
         few = linear_few_sm90.row(request, chip, count)
-        return {**found, **(few or {"block_m": 16, "block_k": step(2 * STEP), "decoded": 1, "warps": 4, "stages": 4})}
+        return {**found, **(few or {"block_m": 16, "block_k": step(2 * STEP), "decoded": 1, "warps": 4, "stages": _few_stages(n, k // count, chip)})}
+    if (head := linear_wide_sm90.row(request, chip, count, rows)) is not None:
+        return {**found, **head}
     if rows <= SOME and _is_bf16(request):
         return {**_bf16_linear(width, k, count, block_n), **found}
     if rows <= SOME:
-        own = linear_some_sm90.row(request, chip, count)
+        own = _some_rows(request, chip, count, rows)
         return {**found, **(own or {"block_m": 64, "block_k": step(2 * STEP), "decoded": 2, "warps": 4, "stages": 3})}
     own = linear_many_sm90.row(request, chip, count, rows)
     if own is not None:
@@ -107,6 +113,24 @@ def _decoded_linear(request: Request, chip: Chip, rows: int, count: int, block_n
     wide = 256 if count == 1 and width % 256 == 0 else 128
     return {**found, "block_m": 128, "block_n": wide, "block_k": step(STEP), "decoded": 3, "group": 8, "rows_first": 1, "part_rows": 16,
             "warps": 8, "stages": 3 if wide > 128 else 4}  # fmt: skip
+
+
+def _some_rows(request: Request, chip: Chip, count: int, rows: int) -> Schedule | None:
+    """An override's entries: blocks of few rows side by side where the weight is small; blocks of 64 rows; or, for more rows, those that read the
+    weight once where that costs less."""
+    if rows <= linear_some_sm90.TOKENS:
+        beside = linear_few_sm90.row(request, chip, count, rows) if _scaled_rows(request) else None
+        return beside or linear_some_sm90.row(request, chip, count, rows)
+    some, many = linear_some_sm90.best(request, chip, count, rows), linear_many_sm90.best(request, chip, count, rows)
+    n, k, _ = _weight(request)
+    if some is None or many is None or n * k < READ_ONCE:
+        return None if some is None else some[1]
+    return min(some, many, key=lambda cut: cut[0])[1]
+
+
+def _few_stages(n: int, each: int, chip: Chip) -> int:
+    """Of a large weight no more buffers than a segment of `each` columns has steps: the room is for more instances (measured on an H200)."""
+    return min(4, max(2, each // (2 * STEP))) if n * each >= LARGE and not chip.tensor_memory_bytes else 4
 
 
 def _bf16_linear(width: int, k: int, count: int, block_n: int) -> Schedule:
@@ -135,7 +159,7 @@ def _narrow_linear(width: int, k: int, count: int, rows: int) -> Schedule:
     if width < NARROW:
         few = {"block_m": 32, "block_n": 16} if rows <= MIDDLE else {"block_m": 32} if rows <= 2 * MIDDLE else {"block_m": 64, "stages": 3}
         return {**row, "block_k": power(k // count, 2 * STEP), "total_rows": 8, "warps": 1, "part_warps": 4, **few}
-    if rows <= MIDDLE or width % 128:
+    if rows * width <= FEW_RESULTS or width % 128:
         return {**row, "block_m": 64, "block_k": power(k // count, STEP)}
     return {**row, "block_m": 128, "block_n": 128, "block_k": power(k // count, STEP), "rows_first": 1, "part_warps": 8}
 

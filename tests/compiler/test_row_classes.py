@@ -64,6 +64,6 @@ def test_every_kernel_is_launched_by_some_bucket(planned: Planned) -> None:
 def test_the_loader_is_told_of_scales_that_an_override_cannot_multiply_by(planned: Planned) -> None:
     """Wide linear layers take scales from 2^-92 to 2^39; narrow ones, and experts as small as the tiny model's, take all."""
     found = {o.name: (p.least_scale, p.most_scale) for o in planned.weights.operands for p in o.parts if p.part == "scales"}
-    assert found["layers.0.attn.wq_a"] == (127 - 92, 127 + 39)
-    assert found["layers.0.attn.wo_a"] == found["layers.0.ffn.experts.w1"] == (None, None)
+    assert found["layers.0.attn.wq_a+wkv"] == (127 - 92, 127 + 39)
+    assert found["layers.0.attn.wo_a"] == found["layers.0.ffn.experts.w1+w3"] == (None, None)
     assert all((p.least_scale, p.most_scale) == (None, None) for o in planned.weights.operands for p in o.parts if p.part != "scales")

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Protocol
 from tapeout.codegen.kernel import EVERY_SCALE, Buffer, KernelError, Request, Schedule
 from tapeout.codegen.nvidia.emit import EmitError, Source
 from tapeout.codegen.nvidia.facts import Chip
-from tapeout.codegen.nvidia.overrides import attend_sm90, expert_linear_sm90, linear_few_sm90, linear_many_sm90, linear_some_sm90
+from tapeout.codegen.nvidia.overrides import (
+    attend_sm90,
+    expert_linear_sm90,
+    linear_few_sm90,
+    linear_many_sm90,
+    linear_some_sm90,
+    linear_wide_sm90,
+)
 
 if TYPE_CHECKING:
     from tapeout.codegen.lower_to_tile import TileKernel
@@ -54,7 +61,8 @@ class Override(Protocol):
 
 
 BY_FAMILY: Mapping[str, tuple[Override, ...]] = {
-    "attend": (attend_sm90,), "linear": (linear_few_sm90, linear_some_sm90, linear_many_sm90), "expert_linear": (expert_linear_sm90,),
+    "attend": (attend_sm90,), "linear": (linear_few_sm90, linear_some_sm90, linear_many_sm90, linear_wide_sm90),
+    "expert_linear": (expert_linear_sm90,),
 }  # fmt: skip
 """The overrides of a family. A row's `override` is the place of one, from 1 on; 0 is the plain form."""
 

@@ -29,6 +29,8 @@ read: those of all steps would be in their way."""
 FEW_PAIRS, LONG = (4, 2.5), 4096
 """A third more than the mean of an expert's pairs up to which instances decode rows themselves, where all experts are few: of short rows, of long
 ones, of which they hold more bytes."""
+ALIKE = 4
+"""Rows from which a wide instance, alone on a multiprocessor, is best for long ones: rows of a block of drafts choose few experts (measured)."""
 MANY_PARTS = 4
 """Groups of rows of weight that an instance multiplies one after another where instances are many: it asks for rows of pairs once."""
 ROOM = 60 << 10
@@ -70,9 +72,10 @@ def row(request: Request, rows: int) -> Schedule:
     plain = {"panel": 0, "weights_first": 1, "block_k": STEP, "part_columns": piece, "part_turns": 1, "part_warps": 4, "part_rows": 4,
              "override": 1, "spread": 1, "instances": 0, "registers": 0}  # fmt: skip
     if pairs <= (FEW_PAIRS[k > LONG] if experts <= CROWDED else 12):
-        most, warps = HELD if pairs > 2 or experts <= CROWDED else HELD // 2, 8 if rows == 1 else 4
+        most = HELD if pairs > 2 or experts <= CROWDED else HELD // 2
+        warps = 8 if rows == 1 else 16 if k > LONG and experts <= CROWDED and rows >= ALIKE else 4
         held = max(1, min(padded(rows), most, ROOM // k))
-        stages = 6 if rows == 1 else max(5, min(8 if k > LONG else 5, (ROOM - held * 2 * k) // (ROWS * STEP // 2)))
+        stages = 6 if warps > 4 else max(5, min(8 if k > LONG else 5, (ROOM - held * 2 * k) // (ROWS * STEP // 2)))
         parts = MANY_PARTS if experts > CROWDED and rows > HELD and k >= stages * STEP else 1
         return {**plain, "decoded": HERE, "block_m": HELD, "block_n": 16 * warps * parts, "part_rows": held, "warps": warps, "stages": stages}
     if experts <= CROWDED and rows <= SHORT:

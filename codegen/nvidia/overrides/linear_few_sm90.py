@@ -25,7 +25,7 @@ from tapeout.dialects.types import Tensor
 TOKENS, TILE, STEP = 16, 8, 128
 MOST_TILES, MOST_WARPS, SPLITS, LEAST_STAGES = 5, 16, (1, 2, 4, 8), 3
 FEW_STEPS = 5
-"""So many steps are all under way at once where a multiprocessor has at most two blocks."""
+"""So many steps are all under way at once where a multiprocessor has at most two blocks. Of blocks of rows side by side as many are as fit."""
 FRONT = 2
 """Steps whose weights are copied before the launch in front has ended, where not all are under way at once: copies end in order, so the first
 product waits for all of these. Of the widest tiles one step's (measured)."""
@@ -33,6 +33,8 @@ EARLY_TILES = 3
 """Tiles of a warp whose words are fetched from shared memory a step early: more do not fit in registers, fewer gain nothing (measured)."""
 LEAST_WARPS = 2.5
 """Warps of a multiprocessor, on average, without which it waits more than it works."""
+MOST_READ = 256 << 10
+"""Bytes of the weight and of x that instances of blocks side by side may read for one multiprocessor: some 6 microseconds on an H200."""
 LEAST_SCALE, MOST_SCALE = EVERY_SCALE  # it looks at scales itself
 LAUNCHES = (None,)
 _PLAIN = {"panel": 0, "weights_first": 1, "ahead": 0, "decoded": 1, "split": 0, "group": 0, "rows_first": 0, "total_columns": 256,
@@ -53,14 +55,21 @@ def why_not(request: Request, chip: Chip) -> str | None:
     return fp8_linear.why_not(request, chip, TILE, STEP)
 
 
-def row(request: Request, chip: Chip, segments: int) -> Schedule | None:
-    """What the schedule row of a bucket of few rows has instead of a plain row's entries; None where it stays plain."""
+def row(request: Request, chip: Chip, segments: int, rows: int = TOKENS) -> Schedule | None:
+    """What the schedule row of a bucket of few rows has instead of a plain row's entries; None where it stays plain.
+
+    Of more rows than a block, blocks stand side by side and read the weight again, as x, from the second-level cache: only where the busiest
+    multiprocessor reads little.
+    """
     if why_not(request, chip) is not None or shape(request)[1] % (segments * STEP):
         return None
-    cuts = _cuts(request, chip, segments)
+    beside = -(-rows // TOKENS)
+    cuts = _cuts(request, chip, segments, beside)
     if not cuts:
         return None
-    *_, columns, warps, stages = cuts[0]
+    *_, columns, warps, stages, turns = cuts[0]
+    if beside > 1 and turns * (columns + TOKENS * warps // segments) * shape(request)[1] > MOST_READ:
+        return None
     return {"block_m": TOKENS, "block_n": columns, "block_k": STEP, "decoded": 1, "split": 0, "ahead": 0, "override": 1, "warps": warps,
             "stages": stages}  # fmt: skip
 
@@ -70,25 +79,28 @@ def _stage_bytes(request: Request, tiles: int, warps: int) -> int:
     return warps * (tiles * TILE * STEP + TOKENS * STEP * (1 if is_scaled(request) else 2) + STEP)
 
 
-def _cuts(request: Request, chip: Chip, segments: int) -> list[tuple[bool, int, int, int, int]]:
-    """Ways to cut: (whether warps are too few, cost, rows of the weight in a block, warps, stages), best first.
+def _cuts(request: Request, chip: Chip, segments: int, beside: int) -> list[tuple[bool, int, int, int, int, int]]:
+    """Ways to cut, for so many blocks of rows: (whether warps are too few, cost, rows of the weight in a block, warps, stages, blocks of a
+    multiprocessor), best first.
 
     The cost is the busiest multiprocessor's: tiles of its blocks, and x once more for each warp. All blocks of a multiprocessor are resident,
-    because bytes under way are what a memory is fast by. Small blocks first: their warps wait for each other least.
+    because bytes under way are what a memory is fast by. Small blocks first: their warps wait for each other least. The widest tiles, all of whose
+    steps are written out, do not fit in registers.
     """
     (n, k), groups, found = shape(request), request["groups"], []
-    for tiles, split in ((t, s) for t in range(1, MOST_TILES + 1) for s in SPLITS):
+    for tiles, split in ((t, s) for t in range(1, MOST_TILES + (beside == 1)) for s in SPLITS):
         rows, warps = tiles * split * TILE, segments * split
         if rows > n // groups or warps > MOST_WARPS or (groups > 1 and n // groups % rows):
             continue
-        blocks = -(-n // rows)
+        blocks = -(-n // rows) * beside
         turns = -(-blocks // chip.processors)
         stages = chip.shared_bytes_per_block // (min(turns, MOST_WARPS // warps) * _stage_bytes(request, tiles, warps))
         if stages >= LEAST_STAGES:
             steps = k // segments // STEP
             more = 0 if turns * warps * tiles >= 2 * MOST_WARPS else 3 if turns == 1 else 2
-            most = steps + 1 if turns <= 2 and steps <= FEW_STEPS else LEAST_STAGES + more
-            found.append((blocks * warps < LEAST_WARPS * chip.processors, turns * split * (tiles + 1), rows, warps, min(stages, most, steps + 1)))
+            most = steps + 1 if beside > 1 or (turns <= 2 and steps <= FEW_STEPS) else LEAST_STAGES + more
+            cost, stages = turns * split * (tiles + 1), min(stages, most, steps + 1)
+            found.append((blocks * warps < LEAST_WARPS * chip.processors, cost, rows, warps, stages, turns))
     return sorted(found)
 
 

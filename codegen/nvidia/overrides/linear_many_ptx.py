@@ -7,6 +7,8 @@ left factor's own scale restores it but for 2^-32, which the right factor carrie
 the preconditions of linear_many_sm90.py.
 """
 
+from collections.abc import Sequence
+
 TENSOR = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
 HALF, LEFT, MAP_BYTES = 64, 128, 128
 QUARTER_REGISTERS = 8
@@ -85,6 +87,21 @@ def quarter_products(tile: int, number: int, halves: int = 2) -> str:
     return _block([*lines, f"wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 1; {release} }}"])
 
 
+def stored_products(parts: Sequence[int]) -> str:
+    """The products of a buffer of 64 columns of both factors as stored onto the sums $0.., each of so many rows of the right one; then those of the
+    buffer before are done, and unless the step is a segment's first it is given back. Operands: sums, both factors, the barrier of the buffer
+    before, the number of the step, the thread's lane and warp."""
+    left, right, free, step, lane, warp = (f"${sum(parts) + i}" for i in range(6))
+    lines = [f"{{ .reg .b32 l, r, a; .reg .b64 d, e; .reg .pred p; shr.u32 a, {warp}, 2; mad.lo.u32 l, a, {2 * HALF * HALF}, {left}; "
+             f"shr.u32 l, l, 4; shr.u32 r, {right}, 4; wgmma.fence.sync.aligned;"]  # fmt: skip
+    for k, (part, width) in ((k, found) for k in range(4) for found in enumerate(parts)):
+        first, at = sum(parts[:part]), 0x10000 + 2 * k
+        lines.append(f"add.u32 a, l, {at}; mov.b64 d, {{a, 0x40000040}}; add.u32 a, r, {at + 8 * first}; mov.b64 e, {{a, 0x40000040}};")
+        lines.append(f"wgmma.mma_async.sync.aligned.m64n{width}k16.f32.bf16.bf16 {{{_range(first // 2, width // 2)}}}, d, e, 1, 1, 1, 0, 0;")
+    release = f"setp.eq.u32 p, {lane}, 0; setp.ne.and.s32 p, {step}, 0, p; @p mbarrier.arrive.shared::cta.b64 _, [{free}];"
+    return _block([*lines, f"wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 1; {release} }}"])
+
+
 def product_operands(tile: int, left: int = QUARTER_REGISTERS) -> str:
     """Constraints of `quarter_products`."""
     return _sums(tile, 2 * left + 4)
@@ -119,38 +136,42 @@ def acquire() -> str:
     ])  # fmt: skip
 
 
-def copies(tile: int, columns: int, in_order: bool) -> str:
+def copies(tile: int | None, columns: int, in_order: bool) -> str:
     """One warp starts the copies into a buffer, each by one of its lanes. Operands: warp, the one whose turn it is, barrier of the free buffer, its
     phase, barrier of the full one, buffers of the left and the right factor, column and row of the left one and of the right one, tensor maps
     (the right one's lies behind the left one's), how far the right one's second half lies behind its first: columns where it lies in order, or
-    rows."""
+    rows. Without a `tile` these are also the rows of each half, and columns are 64."""
+    size, middle = (columns * (LEFT + 2 * tile), f"add.u32 m, $6, {2 * tile * HALF};") if tile else (
+        "b", f"mad.lo.u32 m, $12, {2 * HALF}, $6; mad.lo.u32 b, $12, {4 * HALF}, {2 * HALF * LEFT};")  # fmt: skip
     moved, second = ("$9", "{n, $10}") if in_order else ("$10", "{$9, n}")
     return _block([
-        "{ .reg .b32 n, m; .reg .b64 map; .reg .pred p, other, one; setp.ne.u32 other, $0, $1; @other bra.uni done;",
+        "{ .reg .b32 n, m, b; .reg .b64 map; .reg .pred p, other, one; setp.ne.u32 other, $0, $1; @other bra.uni done;",
         "again: mbarrier.try_wait.parity.shared::cta.b64 p, [$2], $3; @!p bra.uni again;",
-        f"add.s64 map, $11, {MAP_BYTES}; add.u32 m, $6, {2 * tile * HALF}; add.u32 n, {moved}, $12; elect.sync _|one, 0xffffffff;",
-        f"@one mbarrier.arrive.expect_tx.shared::cta.b64 _, [$4], {columns * (LEFT + 2 * tile)};",
+        f"add.s64 map, $11, {MAP_BYTES}; {middle} add.u32 n, {moved}, $12; elect.sync _|one, 0xffffffff;",
+        f"@one mbarrier.arrive.expect_tx.shared::cta.b64 _, [$4], {size};",
         f"@one {TENSOR} [$6], [map, {{$9, $10}}], [$4];",
         f"@one {TENSOR} [m], [map, {second}], [$4];" if columns > HALF else "",
         f"@one {TENSOR} [$5], [$11, {{$7, $8}}], [$4]; done: }}",
     ])  # fmt: skip
 
 
-def tensor_maps(k: int, tile: int, columns: int, pitch: int = HALF) -> str:
+def tensor_maps(k: int, tile: int, columns: int, pitch: int = HALF, stored: bool = False) -> str:
     """The first thread writes how both factors are copied, in swizzled boxes with zeros behind the rows: codes in boxes of 128 rows times so many
-    bytes, the right factor in boxes of `tile` rows times 64 of a row's `pitch` numbers. Operands: where, the codes, their rows, the right factor,
-    its rows, thread."""
+    bytes, the right factor in boxes of `tile` rows times 64 of a row's `pitch` numbers. A left factor `stored` in BF16 comes in 64
+    columns, and beside it half of the right one's rows, of at most `tile`, in eights. Operands: where, the left factor, its rows, the right one, its
+    rows, thread."""
+    box = f"min.s32 rows, $4, {tile}; add.s32 rows, rows, 15; shr.s32 rows, rows, 4; shl.b32 rows, rows, 3;"
     return _block([
-        "{ .reg .pred other; .reg .b64 zero, pitch; setp.ne.u32 other, $5, 0; @other bra done; mov.b64 zero, 0;",
+        "{ .reg .pred other; .reg .b32 rows; .reg .b64 zero, pitch; setp.ne.u32 other, $5, 0; @other bra done; mov.b64 zero, 0;",
         *(f"st.global.b64 [$0+{8 * i}], zero;" for i in range(2 * MAP_BYTES // 8)),
-        *_tensor_map("$0", "$1", (k, "$2"), (columns, LEFT), 0),
-        f"add.s64 zero, $0, {MAP_BYTES};",
-        *_tensor_map("zero", "$3", (pitch, "$4"), (HALF, tile), 1),
+        *_tensor_map("$0", "$1", (k, "$2"), (columns, LEFT), int(stored)),
+        f"add.s64 zero, $0, {MAP_BYTES}; {box if stored else ''}",
+        *_tensor_map("zero", "$3", (pitch, "$4"), (HALF, "rows" if stored else tile), 1),
         "fence.proxy.tensormap::generic.release.gpu; done: }",
     ])  # fmt: skip
 
 
-def _tensor_map(where: str, base: str, shape: tuple[int, str], box: tuple[int, int], element: int) -> list[str]:
+def _tensor_map(where: str, base: str, shape: tuple[int, str], box: tuple[int, int | str], element: int) -> list[str]:
     """Two axes, the inner one first; `element`: 0 bytes, 1 of 16 bits. Rows of a box, of 64 or 128 bytes, are swizzled."""
     fields = [("global_address", "b64", base), ("rank", "b32", "1"), ("box_dim", "b32", f"0, {box[0]}"), ("box_dim", "b32", f"1, {box[1]}"),
               ("global_dim", "b32", f"0, {shape[0]}"), ("global_dim", "b32", f"1, {shape[1]}"), ("global_stride", "b64", "0, pitch"),

@@ -69,6 +69,14 @@ def row(request: Request, chip: Chip, segments: int, rows: int) -> Schedule | No
     Many rows lie on the left: their decoding costs no launch then, and each instance takes so many blocks of columns that one wave of instances
     is all. Of fewer rows the weight lies on the left: it is read once, as codes; segments are instances of their own where there are too few.
     """
+    found = best(request, chip, segments, rows)
+    if found is None or found[0] >= _plain_microseconds(*shape(request), rows, segments, chip, is_scaled(request)):
+        return None
+    return found[1]
+
+
+def best(request: Request, chip: Chip, segments: int, rows: int) -> tuple[float, Schedule] | None:
+    """The cheapest cut: microseconds, and the row's own entries; None where the request is left to other forms."""
     if why_not(request, chip) is not None or shape(request)[1] % (segments * STEP):
         return None
     n, k = shape(request)
@@ -76,8 +84,8 @@ def row(request: Request, chip: Chip, segments: int, rows: int) -> Schedule | No
         return None
     scaled = is_scaled(request)
     found = [*(_rows_left(n, k, rows, chip) if segments > 1 and scaled else []), *_weight_left(n, k, rows, segments, chip, scaled)]
-    best, _, settings = min(found, key=lambda cut: cut[:2])
-    return settings if best < _plain_microseconds(n, k, rows, segments, chip, scaled) else None
+    microseconds, _, settings = min(found, key=lambda cut: cut[:2])
+    return microseconds, settings
 
 
 def _rows_left(n: int, k: int, rows: int, chip: Chip) -> list[_Cut]:
@@ -199,6 +207,9 @@ def _cannot_cut(row: Schedule, n: int, k: int, scaled: bool) -> str | None:
         return f"decoded {row['decoded']}, rows_first {row['rows_first']}, group {row['group']}, split {row['split']}"
     if other != LEFT or tile % PIECES[-1] or not PIECES[-1] <= tile <= 2 * LEFT or n % (tile if rows_left else LEFT):
         return f"blocks of {row['block_m']} times {row['block_n']}"
+    turns = max(row.get("turns", 1), 1)
+    if turns > 1 and (not rows_left or n // tile % turns):
+        return f"{turns} turns"
     if k % (STEP * row["segments"]) or k % row["part_columns"] or row["part_columns"] % DECODE_COLUMNS:
         return f"{row['segments']} segments, part_columns {row['part_columns']}"
     if (row["warps"] != WARPS and row.get("part") != 0) or not LEAST_STAGES <= row["stages"] <= _stages(tile):
@@ -210,8 +221,8 @@ def _constants(request: Request, row: Schedule, tile: int) -> dict[str, int | bo
     n, k = shape(request)
     steps = k // STEP // row["segments"]
     return {"N": n, "K": k, "WIDTH": n // request["groups"], "TILE": tile, "COLUMNS": _columns(tile), "SEGMENTS": row["segments"], "STEPS": steps,
-            "TURNS": max(row.get("turns", 1), 1), "STAGES": row["stages"], "SPLIT": bool(row["split"]), "ROWS_LEFT": row["decoded"] == 4,
-            "TURN_STEPS": steps if row["split"] else k // STEP}  # fmt: skip
+            "TURNS": max(row.get("turns", 1), 1), "STAGES": row["stages"], "ATOMS": tile * _columns(tile) * 2 // 1024,
+            "SPLIT": bool(row["split"]), "ROWS_LEFT": row["decoded"] == 4, "TURN_STEPS": steps if row["split"] else k // STEP}  # fmt: skip
 
 
 def _pieces_left(tile: int, rows_left: bool, split: bool) -> dict[str, object]:
@@ -219,7 +230,9 @@ def _pieces_left(tile: int, rows_left: bool, split: bool) -> dict[str, object]:
     pieces = _pieces(tile)
     shapes = {p: [LEFT, p] if rows_left else [p, LEFT] for p in sorted(set(pieces), reverse=True)}
     staged = {} if split else {p: (shape, min(128, 2 * shape[1])) for p, shape in shapes.items()}
-    return {"pieces": pieces, "firsts": [sum(pieces[:i]) for i in range(len(pieces))], "staged": staged, "target": "sums" if split else "out"}
+    form = {"pieces": pieces, "firsts": [sum(pieces[:i]) for i in range(len(pieces))], "turns": "TURNS", "drain": ptx.drain(tile),
+            "drain_operands": ptx.drain_operands(tile)}  # fmt: skip
+    return {"stored": False, "pieces": pieces, "forms": [form], "staged": staged, "target": "sums" if split else "out"}
 
 
 def _words(tile: int, in_order: bool) -> dict[str, object]:
@@ -229,5 +242,4 @@ def _words(tile: int, in_order: bool) -> dict[str, object]:
     read = [ptx.read_pairs(q, columns) if in_order else ptx.read(q // 2) for q in quarters]
     return {"copies": ptx.copies(tile, columns, in_order), "read": read, "read_operands": ptx.READ_HALF_OPERANDS, "acquire": ptx.acquire(),
             "warp": ptx.WARP, "decode": [ptx.quarter(q, in_order) for q in range(4)], "decode_operands": ptx.QUARTER_OPERANDS, "wait": ptx.WAIT,
-            "products": [ptx.quarter_products(tile, q, halves) for q in range(4)], "operands": ptx.product_operands(tile),
-            "drain": ptx.drain(tile), "drain_operands": ptx.drain_operands(tile)}  # fmt: skip
+            "products": [ptx.quarter_products(tile, q, halves) for q in range(4)], "operands": ptx.product_operands(tile)}  # fmt: skip

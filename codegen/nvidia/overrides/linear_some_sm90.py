@@ -63,7 +63,7 @@ class _Groups:
         return self.stages * STEP * (self.rows + 2 * TOKENS) + (2 * TOKENS * self.rows if len(self.parts) == 1 else 0) + KEPT_BYTES
 
 
-KINDS = (_Groups((1,), 8, 5), _Groups((1,), 4, 2), _Groups((2,), 6, 5), _Groups((4,), 4, 3), _Groups((4, 1), 4, 2))
+KINDS = (_Groups((1,), 8, 5), _Groups((1,), 4, 2), _Groups((2,), 6, 5), _Groups((2, 1), 5, 3), _Groups((4,), 4, 3), _Groups((4, 1), 4, 2))
 """Of equally cheap ones the first is taken: two small instances on a multiprocessor do better than one of twice the size."""
 LEAST_SCALE, MOST_SCALE = 35, 166  # 2^-92, 2^39
 LAUNCHES = (None, 0, 1)
@@ -87,11 +87,14 @@ def why_not(request: Request, chip: Chip) -> str | None:
     return fp8_linear.why_not(request, chip, PART, STEP)
 
 
-def row(request: Request, chip: Chip, segments: int) -> Schedule | None:
-    """What the schedule row of a bucket of some rows has instead of a plain row's entries; None where it stays plain.
+def row(request: Request, chip: Chip, segments: int, rows: int = TOKENS) -> Schedule | None:
+    """What the schedule row of a bucket of some rows has instead of a plain row's entries; None where it stays plain."""
+    found = best(request, chip, segments, rows)
+    return None if found is None else found[1]
 
-    The cheapest cut of those whose instances fill the chip in few turns.
-    """
+
+def best(request: Request, chip: Chip, segments: int, rows: int) -> tuple[float, Schedule] | None:
+    """The cheapest cut of those whose instances fill the chip in few turns: microseconds, and the row's own entries."""
     n, k = shape(request)
     if why_not(request, chip) is not None:
         return None
@@ -100,19 +103,20 @@ def row(request: Request, chip: Chip, segments: int) -> Schedule | None:
         for place, groups in enumerate(KINDS):
             if _cuts(request, chip, groups, segments):
                 parts = segments if split else 1
-                instances, together = n // groups.rows * parts, (chip.shared_bytes_per_block + SYSTEM_BYTES) // (groups.bytes + SYSTEM_BYTES)
+                instances = n // groups.rows * parts * -(-rows // TOKENS)
+                together = (chip.shared_bytes_per_block + SYSTEM_BYTES) // (groups.bytes + SYSTEM_BYTES)
                 turns = -(-instances // (chip.processors * together))
                 crowd = groups.number * min(together, -(-instances // chip.processors))
                 microseconds = FIXED + k // parts // STEP * (EACH_STEP + EACH_GROUP * crowd)
                 found.append((turns * microseconds + split * SECOND_LAUNCH, place, split))
     if not found:
         return None
-    _, place, split = min(found)
+    microseconds, place, split = min(found)
     warps = KINDS[place].warps
     own = {"warps": 4, "part1_warps": warps, "total_columns": power(n, 512 if segments < MANY_SEGMENTS else 256)} if split else {"warps": warps}
-    return {"block_m": TOKENS, "block_n": KINDS[place].rows, "block_k": STEP, "decoded": _decoded(request), "split": split, "ahead": 0,
-            "override": PLACE, "stages": KINDS[place].stages, "part_columns": power(k, ROW_COLUMNS), "part_rows": ROW_ROWS,
-            "part_warps": ROW_WARPS, **own}  # fmt: skip
+    return microseconds, {"block_m": TOKENS, "block_n": KINDS[place].rows, "block_k": STEP, "decoded": _decoded(request), "split": split, "ahead": 0,
+                          "override": PLACE, "stages": KINDS[place].stages, "part_columns": power(k, ROW_COLUMNS), "part_rows": ROW_ROWS,
+                          "part_warps": ROW_WARPS, **own}  # fmt: skip
 
 
 def _decoded(request: Request) -> int:

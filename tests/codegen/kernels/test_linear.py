@@ -64,6 +64,16 @@ def test_products_are_inside_the_bound(how, n, k, groups, schedule, kinds):
 
 
 @pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("n", [80, 72])
+def test_the_last_instance_takes_the_blocks_that_are_left(how, n):
+    """Five blocks of 16 columns, three in turn: two instances; the last block of 72 columns overlaps the one before."""
+    case = linear_case(n, 64, 1, out=FP32, wide=True, weights_first=1, block_m=8, block_n=16, block_k=32, group=0, turns=3)
+    weight = whole(3, n, 64)
+    for count in ROWS:
+        assert_same(case.run(how, x := whole(count, count, 64), weight), case.meaning(x, weight))
+
+
+@pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize(("n", "k", "groups"), ODD)
 def test_odd_sizes_are_exact_on_whole_numbers(how, n, k, groups):
     case = linear_case(n, k, groups, out=FP32, wide=True)

@@ -28,7 +28,7 @@ from tapeout.dialects.types import Tensor
 from tests.codegen.nvidia import ptx
 from tests.codegen.nvidia.compiling import compiled, jobs
 
-UP, DOWN = (2304, 5120), (5120, 2304)
+UP, DOWN = (4608, 5120), (5120, 2304)
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
@@ -45,7 +45,8 @@ def kernels(one: Request, rows: int, **settings: int) -> list[TileKernel]:
 
 
 @pytest.mark.parametrize(("shape", "rows", "experts", "wanted"), [
-    (UP, 1, 16, (2, 128, 1, 0)), (UP, 4, 16, (2, 64, 4, 0)), (UP, 5, 16, (2, 64, 8, 0)), (DOWN, 8, 16, (2, 64, 8, 0)), (UP, 8, 16, (1, 256, 4, 132)),
+    (UP, 1, 16, (2, 128, 1, 0)), (UP, 2, 16, (2, 64, 2, 0)), (UP, 4, 16, (2, 256, 4, 0)), (UP, 5, 16, (2, 256, 8, 0)), (DOWN, 8, 16, (2, 64, 8, 0)),
+    (UP, 8, 16, (1, 256, 4, 132)),
     (DOWN, 16, 16, (1, 256, 4, 132)), (UP, 64, 16, (1, 256, 4, 132)), (UP, 320, 32, (1, 256, 4, 132)), (UP, 4096, 16, (1, 128, 4, 0)),
     (UP, 1, 384, (2, 128, 1, 0)), (UP, 4, 384, (2, 64, 4, 0)), (UP, 64, 384, (2, 256, 4, 0)), (UP, 128, 384, (2, 256, 8, 0)),
     (UP, 2048, 384, (1, 64, 4, 0)),
@@ -92,7 +93,7 @@ def test_another_definition_stops_the_build(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(("rows", "settings"), [
-    *((4, one) for one in ({"block_n": 32}, {"warps": 8}, {"block_m": 4}, {"part_rows": 9}, {"block_k": 256}, {"stages": 1}, {"decoded": 0})),
+    *((4, one) for one in ({"block_n": 32}, {"warps": 32}, {"block_m": 4}, {"part_rows": 9}, {"block_k": 256}, {"stages": 1}, {"decoded": 0})),
     *((64, one) for one in ({"block_n": 128}, {"stages": 3}, {"decoded": 2})), *((4096, one) for one in ({"block_n": 32}, {"stages": 1})),
 ])  # fmt: skip
 def test_a_row_that_cuts_otherwise_is_refused(rows: int, settings: dict[str, int]):

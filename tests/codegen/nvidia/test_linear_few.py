@@ -79,6 +79,20 @@ def test_more_rows_have_rows_of_their_own():
     assert linear_for(request(1280, 5120), SM90, 64).get("override", 0) != 1 and linear_for(request(1280, 5120), SM90, 16)["override"] == 1
 
 
+@pytest.mark.parametrize(("shape", "rows", "cut"), [
+    ((512, 5120), 64, (16, 8, 6)), ((4096, 1280), 64, (32, 2, 4)), ((4096, 1280), 128, None), ((1792, 5120), 64, None), ((5120, 2304), 64, None),
+    ((1280, 5120), 64, None), ((1280, 5120), 32, (24, 8, 5)), ((8192, 4096, 8), 64, None)])  # fmt: skip
+def test_blocks_of_rows_stand_side_by_side_where_the_busiest_multiprocessor_reads_little(shape, rows: int, cut: tuple[int, int, int] | None):
+    row = linear_for(request(*shape), SM90, rows)
+    assert (row["override"] == 1) == (cut is not None) and row["segments"] == linear_for(request(*shape), SM90, 16)["segments"]
+    if cut is not None:
+        assert (row["block_n"], row["warps"], row["stages"], row["block_m"], row["split"]) == (*cut, 16, 0)
+        turns = -(-(-(-shape[0] // row["block_n"]) * -(-rows // 16)) // SM90.processors)
+        tiles, split = row["block_n"] // 8 * row["segments"] // row["warps"], row["warps"] // row["segments"]
+        assert turns * (row["block_n"] + 16 * split) * shape[1] <= linear_few_sm90.MOST_READ
+        assert turns * row["stages"] * row["warps"] * (tiles * 8 + 17) * 128 <= SM90.shared_bytes_per_block  # all are resident
+
+
 @pytest.mark.parametrize("number", [Q8, BF16])
 def test_narrow_layers_have_one_row_for_all_buckets(number):
     """Their plain forms would add other 16 columns at a time than decoded ones do (seen on a GPU: two numbers of 768 in the last bit). So it is for

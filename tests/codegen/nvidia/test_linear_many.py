@@ -91,8 +91,12 @@ def test_a_row_that_cuts_otherwise_is_refused(settings: dict[str, int]):
 
 
 def test_turns_that_leave_blocks_over_are_refused():
-    with pytest.raises(KernelError, match="8 blocks of columns in 3 turns, group 0: expected whole instances"):
-        kernels(request(1280, 5120), 4096, turns=3)
+    with pytest.raises(EmitError, match="the override for many rows finds 3 turns"):
+        source_for(kernels(request(1280, 5120), 4096, turns=3)[-1], SM90)
+    with pytest.raises(EmitError, match="the override for many rows finds 2 turns"):
+        source_for(kernels(request(1280, 5120), 256, turns=2)[1], SM90)
+    with pytest.raises(KernelError, match="2 turns of an instance, group 8: expected one turn or no group"):
+        kernels(request(1280, 5120), 4096, turns=2, group=8)
 
 
 def test_the_launch_that_adds_up_is_emitted():

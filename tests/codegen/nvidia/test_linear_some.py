@@ -16,7 +16,7 @@ from tapeout.codegen.lower_to_tile import TileKernel, lower
 from tapeout.codegen.nvidia import overrides, toolchain
 from tapeout.codegen.nvidia.emit import EmitError
 from tapeout.codegen.nvidia.facts import SM90, SM100
-from tapeout.codegen.nvidia.overrides import linear_some_sm90, source_for
+from tapeout.codegen.nvidia.overrides import linear_many_sm90, linear_some_sm90, source_for
 from tapeout.codegen.nvidia.product_schedules import linear_for
 from tapeout.codegen.select_kernels import Choice, in_launches
 from tapeout.dialects.format import BF16, FP8_WEIGHT, FP32, Q8
@@ -25,8 +25,8 @@ from tests.codegen.nvidia import ptx
 from tests.codegen.nvidia.compiling import compiled, jobs
 
 SHAPES = {
-    (25600, 6144, 1): (256, 0), (5120, 15360, 1): (320, 1), (5120, 8192, 1): (320, 1), (32768, 1280, 1): (256, 0), (2304, 5120, 1): (64, 1),
-    (5120, 2304, 1): (64, 1), (1280, 5120, 1): (64, 1), (4096, 1280, 1): (64, 1), (512, 5120, 1): (64, 1), (8192, 4096, 8): (256, 1),
+    (25600, 6144, 1): (256, 0), (5120, 15360, 1): (320, 1), (5120, 8192, 1): (320, 1), (32768, 1280, 1): (256, 0), (4608, 5120, 1): (192, 1),
+    (5120, 2304, 1): (64, 1), (1280, 5120, 1): (64, 1), (1792, 5120, 1): (64, 1), (8192, 4096, 8): (256, 1),
 }  # fmt: skip
 """Rows of the weight in an instance, whether K is split."""
 
@@ -38,8 +38,9 @@ def request(n: int, k: int, groups: int = 1, x=None, out=BF16, weight=FP8_WEIGHT
 
 
 def kernels(one: Request, **settings: int) -> list[TileKernel]:
-    """One for each launch."""
-    row = {**linear_for(one, SM90, 64), **settings}
+    """One for each launch, also of layers that are so small that others take them."""
+    row = linear_for(one, SM90, 64)
+    row = {**row, **(linear_some_sm90.row(one, SM90, row["segments"]) or {}), **settings}
     return [lower(part) for part in in_launches(Choice(one, "linear", tuple(sorted(row.items()))))]
 
 
@@ -51,9 +52,25 @@ def test_shapes_of_the_slice_are_cut_to_fill_the_chip(shape: tuple[int, int, int
     assert SM90.processors * 0.45 < instances <= SM90.processors * (2 if row["stages"] == 4 and row["block_n"] == 64 else 1)
 
 
-@pytest.mark.parametrize(("rows", "place"), [(16, 1), (17, 2), (128, 2)])
+@pytest.mark.parametrize(("rows", "place"), [(16, 1), (64, 2), (128, 2), (129, 3)])
 def test_few_rows_have_rows_of_their_own(rows: int, place: int):
-    assert linear_for(request(1280, 5120), SM90, rows)["override"] == place
+    assert linear_for(request(5120, 8192), SM90, rows)["override"] == place
+
+
+@pytest.mark.parametrize(("shape", "block"), [((25600, 6144), (128, 0)), ((32768, 1280), (128, 0)), ((5120, 15360), (128, 1)),
+                                              ((1792, 5120), (64, 1))])  # fmt: skip
+def test_more_than_a_block_of_rows_reads_the_weight_once_where_that_costs_less(shape: tuple[int, int], block: tuple[int, int]):
+    one = request(*shape)
+    few, many = linear_for(one, SM90, 64), linear_for(one, SM90, 128)
+    assert (few["override"], many["override"], many["block_m"], many["split"]) == (2, 3, *block) and few["segments"] == many["segments"]
+    costs = [form.best(one, SM90, few["segments"], 128) for form in (linear_some_sm90, linear_many_sm90)]
+    assert costs[1][0] < costs[0][0] < 2.2 * linear_some_sm90.best(one, SM90, few["segments"], 64)[0]
+
+
+@pytest.mark.parametrize("shape", [(512, 5120), (5120, 8192), (128, 256)])
+def test_others_are_read_by_each_block_of_64_rows(shape: tuple[int, int]):
+    """Small ones, and those whose blocks of more rows would be too few for the chip."""
+    assert linear_for(request(*shape), SM90, 128)["override"] == 2
 
 
 @pytest.mark.parametrize(("one", "chip", "words"), [
@@ -195,9 +212,9 @@ def test_quarters_are_the_products_of_a_step_in_order(halves: int):
 
 
 def test_it_compiles_without_spills_to_wgmma_twice_the_same(tmp_path: Path):
-    shapes = [(1280, 5120, 1), (1280, 5120, 1), (8192, 4096, 8), (25600, 6144, 1), (5120, 8192, 1), (128, 128, 1)]
+    shapes = [(1280, 5120, 1), (1280, 5120, 1), (8192, 4096, 8), (25600, 6144, 1), (5120, 8192, 1), (128, 128, 1), (4608, 5120, 1)]
     found = [(made, problems) for _, made, problems in compiled(jobs([kernels(request(*shape))[1] for shape in shapes], "sm90"))]
-    for (made, problems), copies in zip(found, (1, 1, 1, 1, 2, 1), strict=True):  # programs
+    for (made, problems), copies in zip(found, (1, 1, 1, 1, 2, 1, 2), strict=True):  # programs
         assert not isinstance(made, str), made
         assert (problems, made.report.spill_stores, made.report.spill_loads) == ([], 0, 0)
         assert dict(made.report.instructions)["wgmma.mma_async"] == 8 * copies and "ldmatrix" in made.ptx and "cp.async.cg" in made.ptx

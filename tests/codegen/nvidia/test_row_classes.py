@@ -15,6 +15,7 @@ from tapeout.codegen.nvidia import product_schedules
 from tapeout.codegen.nvidia.facts import SM90, SM100, Chip
 from tapeout.codegen.nvidia.overrides import expert_linear_sm90
 from tapeout.codegen.nvidia.product_schedules import FEW, SOME, segments
+from tapeout.codegen.select_kernels import Choice, build
 from tapeout.dialects import mhc, moe, nn
 from tapeout.dialects.format import BF16, FP4_WEIGHT, FP8_WEIGHT, FP32, INT32, Q8, Number, decode
 from tapeout.dialects.types import Tensor
@@ -94,6 +95,23 @@ def test_segments_are_of_every_class():
     assert "then over 4 segments" in few.kernel.order and few.kernel.order == many.kernel.order
 
 
+@pytest.mark.parametrize("chip", [SM90, SM100], ids=lambda chip: chip.name)
+@pytest.mark.parametrize("rows", [1, 16, 64, 320, 4096])
+def test_two_layers_of_the_same_rows_that_are_one_have_their_sums(rows: int, chip: Chip):
+    """w1 and w3 of an expert, 2304 rows each: as one operand they have the segments, and so the bits, that each had alone."""
+    def order(n: int, experts: int) -> str:
+        q8, weight = Tensor((None, 5120), Q8), Tensor((n, 5120), FP8_WEIGHT)
+        request = Request("nn.linear", (("groups", 1), ("wide", False)), (q8, weight), (Tensor((None, n), BF16),))
+        if experts:
+            views = (q8, Tensor((experts, n, 5120), FP4_WEIGHT), Tensor((None, 6), INT32), Tensor((experts + 1,), INT32))
+            request = Request("moe.expert_linear", (("gathered", True),), views, (Tensor((None, 6, n), BF16),))
+        family = "expert_linear" if experts else "linear"
+        row = product_schedules.for_bucket(family, request, {}, rows, chip)
+        return build(Choice(request, family, tuple(sorted(row.items())))).order
+
+    assert all(order(2304, experts) == order(4608, experts) for experts in (0, 16, 384))
+
+
 @pytest.mark.parametrize(("rows", "n", "split", "height"), [(128, 512, 1, 0), (256, 512, 1, 0), (4096, 512, 0, 0), (128, 32, 1, 0), (4096, 32, 1, 8)])
 def test_narrow_bf16_layers_keep_their_segments_apart(rows: int, n: int, split: int, height: int):
     """Where instances were too few otherwise, or where what segments hand on is little beside x."""
@@ -143,6 +161,18 @@ def test_the_mixer_adds_up_segments(chip: Chip, monkeypatch: pytest.MonkeyPatch)
         np.testing.assert_allclose(found, meant, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize(("n", "k", "wanted"), [(5120, 8192, 8), (1280, 5120, 8), (5120, 2304, 2), (32768, 1280, 1), (64, 61, 1), (25600, 6144, 2)])
+@pytest.mark.parametrize(("n", "k", "wanted"), [
+    (5120, 8192, 8), (512, 5120, 8), (1792, 5120, 4), (5120, 2304, 2), (32768, 1280, 1), (64, 61, 1), (25600, 6144, 2)])
 def test_segments_are_few_and_long(n: int, k: int, wanted: int):
     assert segments(n, k, -(-n // 64), SM90) == wanted
+
+
+@pytest.mark.parametrize("n", [512, 1792])
+def test_products_of_the_attentions_input_have_an_override_in_every_class(n: int):
+    """Latent queries beside window vectors, and window vectors alone: one order of sums, one layout, and no plain form."""
+    views = Tensor((None, 5120), Q8), Tensor((n, 5120), FP8_WEIGHT)
+    request = Request("nn.linear", (("groups", 1), ("wide", False)), views, (Tensor((None, n), BF16),))
+    rows = [product_schedules.linear_for(request, SM90, count) for count in (1, 16, 17, 64, 65, 128, 256, 320, 512, 4096)]
+    kernels = [build(Choice(request, "linear", tuple(sorted(row.items())))) for row in rows]
+    assert all(row["override"] for row in rows)
+    assert len({(kernel.order, tuple(kernel.layouts.items())) for kernel in kernels}) == 1
