@@ -20,15 +20,11 @@ PAIR = 2
 def launch_cost(op: ir.Operation, extent: str | None) -> Coefficients:
     """Coefficients of one launch; `extent` names the run-time row count of the op."""
     unit = extent or "rows"
-    base, rows, longer, experts = (
-        _quantities(op_cost(op, sizes))
-        for sizes in (
-            Sizes(PAIR, LONG, experts=1),
-            Sizes(2 * PAIR, LONG, experts=1),
-            Sizes(PAIR, LONGER, experts=1),
-            Sizes(PAIR, LONG, experts=2),
-        )
-    )
+
+    def at(count: int, entries: int, experts: int) -> dict[str, int]:
+        return _quantities(op_cost(op, Sizes(count, entries, count if unit == "sequences" else 1, experts)))
+
+    base, rows, longer, experts = at(PAIR, LONG, 1), at(2 * PAIR, LONG, 1), at(PAIR, LONGER, 1), at(PAIR, LONG, 2)
     out: Coefficients = {}
     for quantity in sorted({*base, *rows, *longer, *experts}):
         start, more, long, hit = (sample.get(quantity, 0) for sample in (base, rows, longer, experts))

@@ -21,6 +21,7 @@ from tapeout.passes.bucket_rows import MOST_ROWS, BucketRows
 from tapeout.passes.define import Pass, PassError
 from tapeout.passes.fuse_attention_output import FuseAttentionOutput
 from tapeout.passes.fuse_collapse_norm import FuseCollapseNorm
+from tapeout.passes.fuse_draft_draw import FuseDraftDraw
 from tapeout.passes.fuse_norm_quantize import FuseNormQuantize
 from tapeout.passes.fuse_query_path import FuseQueryPath
 from tapeout.passes.fuse_swiglu_quantize import FuseSwigluQuantize
@@ -39,6 +40,7 @@ PASSES: dict[str, type[Pass]] = {
         FuseAttentionOutput,
         FuseSwigluQuantize,
         FuseCollapseNorm,
+        FuseDraftDraw,
         OutlineLayers,
         BucketRows,
         SelectKernels,
@@ -60,6 +62,7 @@ def graph_pipeline(settings: Settings, drafts_each: int) -> list[Pass]:
         FuseAttentionOutput(),
         FuseSwigluQuantize(),
         FuseCollapseNorm(),
+        FuseDraftDraw(),
         Verify(),
         OutlineLayers(),
         BucketRows(settings.row_buckets),

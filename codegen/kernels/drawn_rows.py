@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tapeout.codegen import tile_builder as t
+from tapeout.codegen.kernel import Request
 from tapeout.codegen.kernels.ordered_bits import LOWEST_KEY, WORD_BITS, f32_of, largest, largest_from, ordered_f32
+from tapeout.codegen.row_values import Bound
 from tapeout.dialects.sample import COOLEST
 
 Value = Any
@@ -17,6 +19,8 @@ Block = Callable[[Value], Value]
 """A block of the row, as a function of its first place."""
 HIGHEST_ID = 2**31 - 1
 LOWEST_SCORE, HIGHEST_MASS = -3e38, 3e38
+TEMPERATURE, TOP_K, TOP_P, SEED, POSITION = range(-5, 0)
+"""Operands of a draw behind the logits."""
 GOLDEN, OF_POSITION, FIRST_MIX, SECOND_MIX = 0x9E3779B97F4A7C15, 0xD1342543DE82EF95, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 WORD = 2**24
 """Numbers that the top 24 bits of a hash make."""
@@ -96,6 +100,29 @@ def numbered(first: Value, count: int) -> Value:
 def whole_line(places: int, block: int, load: Block) -> Line:
     """All tokens of a row."""
     return Line(places, block, load, lambda first: ordered_f32(load(first)), lambda first: numbered(first, block))
+
+
+@dataclass(frozen=True)
+class Base:
+    """Logits that are a sum: of row `size` r + `step` of the first operand and row r of the second (model spec 7.2)."""
+
+    size: int
+    step: int
+
+
+def base_of(request: Request) -> Base | None:
+    """How the logits of a request are a sum; None where they are an operand."""
+    if request.op == "sample.draw":
+        return None
+    place = request.of("dspark.correct")
+    return Base(place["size"], place["step"])
+
+
+def given_logits(bound: Bound, base: Base | None, row: Value, first: Value, count: int) -> Value:
+    """Logits [first, first + count) of a row from the operands, f32 [count]."""
+    if base is None:
+        return bound.operands[0].line(row, first, count)
+    return t.add(bound.operands[0].line(t.add(t.mul(row, base.size), base.step), first, count), bound.operands[1].line(row, first, count))
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,18 @@ from tapeout.codegen.kernel import Kernel, Request, Schedule, Workspace, family,
 from tapeout.codegen.kernels.draw_pieces import in_pieces
 from tapeout.codegen.kernels.drawn_rows import (
     HIGHEST_ID,
+    POSITION,
+    SEED,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
     Block,
     Cells,
     Line,
     Settings,
+    base_of,
     border,
+    given_logits,
     last_of,
     noise_key,
     noisy,
@@ -35,42 +42,56 @@ FLAG, STAY, FLOOR, LAST = range(CELLS)
 
 
 def _cannot_draw(request: Request) -> str | None:
-    logits = request.operands[0]
-    if not isinstance(logits, Tensor) or logits.number.element not in ("bf16", "f32"):
-        return f"logits is {logits}, this kernel draws from BF16 or FP32 logits"
+    logits = request.operands[:TEMPERATURE]
+    if any(not isinstance(v, Tensor) or v.number.element not in ("bf16", "f32") for v in logits):
+        return f"logits is {' plus '.join(map(str, logits))}, this kernel draws from BF16 or FP32 logits"
     return None
 
 
-@family("sample.draw", refuses=_cannot_draw)
+@family("sample.draw", "nn.fused:correct_draw", refuses=_cannot_draw)
 def draw(request: Request, schedule: Schedule) -> Kernel:
-    """Tokens [?] and their log-probabilities under the plain softmax of logits [?, V]. Grid: rows (model spec 8.2)."""
+    """Tokens [?] and their log-probabilities under the plain softmax of logits [?, V]. Grid: rows (model spec 8.2).
+
+    Logits that are a sum (`correct_draw`) are added up once, by the first pass over a row; a group that hands out tokens alone has no
+    log-probabilities.
+    """
     if schedule.get("pieces"):
         return in_pieces(request, schedule)
-    n = width(request.operands[0])
+    n, base = width(request.operands[0]), base_of(request)
     size = block(schedule, "block_columns", n)
 
     def body(*buffers: Value) -> None:
         b = bind(request, buffers)
-        at, logits = t.program_id(0), b.operands[0]
-        load: Block = lambda first: t.cast(t.View(logits.values, [None, n]).load([at, first], [size]), "f32")  # noqa: E731
+        at = t.program_id(0)
+        held = b.operands[0].values if base is None else b.workspaces[1]
+        load: Block = lambda first: t.cast(t.View(held, [None, n]).load([at, first], [size]), "f32")  # noqa: E731
+
+        def summed(first: Value) -> Value:
+            """The first to ask leaves what all others load."""
+            x = given_logits(b, base, at, first, size)
+            t.View(held, [None, n]).store([at, first], x)
+            return x
+
         line = whole_line(n, size, load)
-        peak, greedy = line.largest(load)
+        peak, greedy = line.largest(load if base is None else summed)
         cells, token = Cells(b.workspaces[0], t.mul(at, CELLS)), t.View(b.results[0].values, [None])
         token.store([at], greedy)
-        temperature = number_at(b.operands[1].values, at)
+        temperature = number_at(b.operands[TEMPERATURE].values, at)
 
         def drawn() -> None:
-            top_k, top_p, seed, position = (number_at(x.values, at) for x in b.operands[2:])
+            top_k, top_p, seed, position = (number_at(b.operands[place].values, at) for place in (TOP_K, TOP_P, SEED, POSITION))
             settings = settings_of(temperature, top_k, top_p, peak, n)
-            token.store([at], _drawn(line, cells, settings, noise_key(seed, position, request["stream"])))
+            token.store([at], _drawn(line, cells, settings, noise_key(seed, position, request.of("sample.draw")["stream"])))
 
         cells.when(t.greater(temperature, 0.0), FLAG, drawn)
-        chosen = t.cast(number_at(logits.values, t.add(t.mul(at, n), t.scalar(b.results[0].values, at))), "f32")
-        total = line.sum(lambda first: t.exp(t.sub(load(first), line.across(peak))))
-        t.View(b.results[1].values, [None]).store([at], t.sub(t.sub(chosen, peak), t.log(total)))
+        if b.results[1:]:
+            chosen = t.cast(number_at(held, t.add(t.mul(at, n), t.scalar(b.results[0].values, at))), "f32")
+            total = line.sum(lambda first: t.exp(t.sub(load(first), line.across(peak))))
+            t.View(b.results[1].values, [None]).store([at], t.sub(t.sub(chosen, peak), t.log(total)))
 
     order = f"row: blocks of {size} tokens ascending, each place by itself, then the places"
-    return Kernel(body, lambda *b: [row_count(b)], order, workspaces=(Workspace("i32", lambda rows: CELLS * rows),))
+    work = (Workspace("i32", lambda rows: CELLS * rows), *([] if base is None else [Workspace("f32", lambda rows: n * rows)]))
+    return Kernel(body, lambda *b: [row_count(b)], order, workspaces=work)
 
 
 def _drawn(line: Line, cells: Cells, settings: Settings, key: Value) -> Value:

@@ -103,6 +103,18 @@ def test_weights_of_experts_are_read_per_expert_hit() -> None:
         assert cost["read"]["rows"] < n * k // 32  # no weight among what each row reads
 
 
+def test_ops_of_sequences_cost_what_each_sequence_does() -> None:
+    """A draft's token: two rows of logits are added up and drawn from, in one launch, for every sequence; confidences read a hidden row each."""
+    vocabulary, hidden = REAL.text.vocab_size, REAL.text.hidden_size
+    with graph("outline-layers", REAL) as module:
+        ops = [op for f in functions(module) if f.name.value == "draft" for op in operations(f)]
+        group = next(op for op in ops if op.name == "nn.fused" and ir.StringAttr(op.attributes["kind"]).value == "correct_draw")
+        costs = [launch_cost(op, "sequences") for op in (group, next(op for op in ops if op.name == "dspark.confidence"))]
+    assert costs[0]["read"] == {"sequences": 8.0 * vocabulary + 24} and costs[0]["written"] == {"sequences": 4.0}
+    assert costs[0]["f32"] == {"sequences": 9.0 * vocabulary}
+    assert costs[1]["read"]["sequences"] >= 2.0 * hidden
+
+
 NORM = """#q8 = #format.scaled<"e8m0", 1 : i64, 32 : i64>
 func.func @f(%x: tensor<?x64xbf16> {tapeout.extent = "rows"}, %w: tensor<64xbf16>, %p: tensor<?xi32> {tapeout.extent = "rows"},
              %t: tensor<1000x32xf32>) -> tensor<?x64xf8E4M3FN, #q8> {
@@ -115,9 +127,15 @@ func.func @f(%x: tensor<?x64xbf16> {tapeout.extent = "rows"}, %w: tensor<64xbf16
 """
 
 
-def test_a_group_moves_what_it_takes_and_hands_out() -> None:
-    """Per row: 128 bytes of x, a position, one angle row of 128 bytes; out come 64 codes and 2 scales. The weight is read once."""
-    (text,) = run_passes(NORM, "fuse-query-path")
+TAKEN = "  %x = nn.columns(%wide) {first = 192 : i64, count = 64 : i64} : (tensor<?x256xbf16>) -> tensor<?x64xbf16>\n  %0 ="
+BESIDE = NORM.replace("%x: tensor<?x64xbf16>", "%wide: tensor<?x256xbf16>").replace("  %0 =", TAKEN)
+
+
+@pytest.mark.parametrize("graph", [NORM, BESIDE], ids=["alone", "columns of wider rows"])
+def test_a_group_moves_what_it_takes_and_hands_out(graph: str) -> None:
+    """Per row: 128 bytes of x, a position, one angle row of 128 bytes; out come 64 codes and 2 scales. The weight is read once. Of columns that
+    the group does not take nothing is read."""
+    (text,) = run_passes(graph, "fuse-query-path")
     with ir.Context(), ir.Location.unknown():
         module = parse(text)
         group = operations(functions(module)[0])[0]

@@ -29,6 +29,7 @@ NAMES = [
     "fuse-attention-output",
     "fuse-swiglu-quantize",
     "fuse-collapse-norm",
+    "fuse-draft-draw",
     "verify",
     "outline-layers",
     "bucket-rows",
@@ -162,9 +163,9 @@ def test_stop_after_lower_to_tile_and_print(tmp_path: Path) -> None:
 
 def test_print_ir(tmp_path: Path) -> None:
     assert [s for s, _ in compiled(tmp_path, stop_after="bucket-rows", print_ir_after=("verify",))[2]] == ["verify", "verify"]
-    assert [s for s, _ in compiled(tmp_path, stop_after="verify", print_ir_after=("all",))[2]] == ["graph", *NAMES[:8]]
+    assert [s for s, _ in compiled(tmp_path, stop_after="verify", print_ir_after=("all",))[2]] == ["graph", *NAMES[:9]]
     changed = [s for s, _ in compiled(tmp_path, stop_after="verify", print_ir_after=("changed",))[2]]
-    assert changed == ["graph", *NAMES[1:7]]  # verify changes nothing
+    assert changed == ["graph", *NAMES[1:8]]  # verify changes nothing
     assert [s for s, _ in compiled(tmp_path, stop_after="verify", print_ir_after=("graph",))[2]] == ["graph"]
 
 

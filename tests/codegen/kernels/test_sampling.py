@@ -7,8 +7,8 @@ import pytest
 
 from tapeout.codegen import tile_builder as t
 from tapeout.codegen import tile_interpreter
-from tapeout.codegen.kernels import draw_pieces, drawn_rows
-from tapeout.dialects import sample
+from tapeout.codegen.kernels import draw_workspace, drawn_rows
+from tapeout.dialects import dspark, sample
 from tapeout.dialects.format import BF16, FP32, decode, encode
 from tapeout.dialects.rows import TABLE
 from tapeout.dialects.types import Tensor
@@ -71,16 +71,17 @@ def rows_for(how, count):
     return count // 20 if how == INTERPRETED else count
 
 
-def cut(tokens, pieces, listed, levels=4):
+def cut(tokens, pieces, listed, levels=4, instances=1000):
     """A schedule row that cuts rows into pieces; lists are short, so that both ways to the border are taken."""
-    return {"block_columns": tokens // pieces, "row_columns": tokens // 2, "pieces": pieces, "levels": levels, "listed": listed}
+    return {"block_columns": tokens // pieces, "row_columns": tokens // 2, "pieces": pieces, "levels": levels, "listed": listed,
+            "instances": instances}
 
 
 WHOLE = {"pieces": 0}
 SIZES = [(512, WHOLE), (97, WHOLE), (1280, {**WHOLE, "block_columns": 128}), (96, {**WHOLE, "block_columns": 16}), (512, cut(512, 4, 64)),
          (96, cut(96, 6, 8, 16)), (1280, cut(1280, 1, 2048, 1))]  # fmt: skip
 FORMS = {"whole": lambda tokens: {**WHOLE, "block_columns": tokens // 2}, "listed": lambda tokens: cut(tokens, 2, tokens, 3),
-         "unlisted": lambda tokens: cut(tokens, 4, 4, 2)}  # fmt: skip
+         "unlisted": lambda tokens: cut(tokens, 4, 4, 2), "shared": lambda tokens: cut(tokens, 4, tokens, 3, instances=5)}  # fmt: skip
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -218,7 +219,7 @@ def test_bf16_logits_and_extremes(how, form):
 @pytest.mark.parametrize("listed", [8, 256])
 def test_lists_longer_than_registers_hold(how, listed, monkeypatch):
     """Flat logits: most tokens lie between two levels. The list is read again for every pass, or the row where the list does not fit."""
-    monkeypatch.setattr(draw_pieces, "LONGEST_HELD", 8)
+    monkeypatch.setattr(draw_workspace, "LONGEST_HELD", 8)
     case = draw_case.__wrapped__(512, **cut(512, 4, listed, 3))  # not a kept one: it is built under this limit
     for settings in ({"top_p": 0.7}, {"top_k": 200}, {"top_k": 300, "top_p": 0.4}):
         operands = given(normal(6, rows_for(how, 40), 512, scale=1.0), temperature=3.0, **settings)
@@ -236,7 +237,7 @@ def test_nobody_looks_for_a_border_among_masked_tokens(how, hidden):
         assert_drawn(draw_case(512, **cut(512, 4, 16, 9)).run(how, *operands), operands)
 
 
-@pytest.mark.parametrize("form", [{}, {"block_columns": 2020, "row_columns": 2020, "pieces": 64, "levels": 17, "listed": 32768}])
+@pytest.mark.parametrize("form", [{}, {"block_columns": 2020, "row_columns": 2020, "pieces": 64, "levels": 17, "listed": 32768, "instances": 100}])
 @pytest.mark.parametrize("settings", [{}, {"top_k": 50}, {"top_p": 0.9}, {"top_p": 0.6, "temperature": 50.0}])
 def test_the_real_vocabulary(settings, form):
     """129,280 tokens in the blocks of the CPU's schedule row, compiled; a masked token (-inf) is never drawn."""
@@ -258,6 +259,54 @@ def test_a_row_draws_the_same_alone(how, form):
         alone = case.run(how, *(x[r : r + 1] for x in operands)).results
         same_bits(alone[0], tokens[r : r + 1])
         same_bits(alone[1], logprobs[r : r + 1])
+
+
+PLACE = {"size": 3, "step": 1}
+
+
+@once
+def corrected_case(tokens, number=FP32, results=2, **schedule):
+    """A draw whose logits are the sum of a block's base logits and its bias; it hands out both results, or tokens alone."""
+
+    def build(base, bias, *settings):
+        return sample.draw(dspark.correct(base, bias, **PLACE), *settings, stream=STREAM)[:results]
+
+    views = [Tensor((None, tokens), number), Tensor((None, tokens), FP32), REALS, TABLE, REALS, SEEDS, TABLE]
+    return KernelCase(build, views, "correct_draw", **schedule)
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("number", [FP32, BF16])
+def test_corrected_logits_draw_as_those_of_their_own_would(how, form, number):
+    """Bit for bit, whatever is asked: rows of other places hold NaN. Ties, masks and logits that are no numbers are among the rows."""
+    x = np.concatenate([tied(96), normal(17, 5, 96, scale=1.0), np.full((1, 96), np.nan), np.full((1, 96), -np.inf)])
+    count = len(x)
+    bias = np.resize([0.0, -2.5, 1.0, 0.125], count)[:, None] + np.where(np.arange(count)[:, None] % 4, 0.0, normal(18, count, 96))
+    base = np.full((count * PLACE["size"], 96), np.nan)
+    base[PLACE["step"] :: PLACE["size"]] = x
+    settings = {"temperature": [1.0, 0.0, 3.0, 1.0, 0.7], "top_k": [0, 5, 40, 0, 90, 1, 0], "top_p": [1.0, 0.9, 1.0, 0.6]}
+    columns = given(x, **{name: np.resize(column, count) for name, column in settings.items()})[1:]
+    parts = encode(base, number), encode(bias, FP32)
+    with np.errstate(all="ignore"):
+        sums = (decode(parts[0])[PLACE["step"] :: PLACE["size"]] + decode(parts[1])).astype(np.float32)
+        wanted = draw_case(96, **form(96)).run(how, sums, *columns).results
+        found = corrected_case(96, number, **form(96)).run(how, *parts, *columns, rows=count).results
+        (alone,) = corrected_case(96, number, 1, **form(96)).run(how, *parts, *columns, rows=count).results
+    same_bits(found[0], wanted[0])
+    same_bits(found[1], wanted[1])
+    same_bits(alone, wanted[0])
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_any_number_of_corrected_rows(how, form):
+    for count in ROWS:
+        x, bias = normal(count, count * PLACE["size"], 96), normal(count + 1, count, 96)
+        columns = given(bias, temperature=np.resize([0.0, 1.0], count), top_k=np.resize([0, 0, 9], count))[1:]
+        base, added = x.astype(np.float32), bias.astype(np.float32)
+        found = corrected_case(96, **form(96)).run(how, base, added, *columns, rows=count)
+        assert_drawn(found, [base[PLACE["step"] :: PLACE["size"]] + added, *columns])
 
 
 @pytest.mark.parametrize("how", HOW)
