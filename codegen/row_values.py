@@ -24,13 +24,15 @@ FP4_PAIR = 2  # elements in one byte
 class Rows:
     """A value of `number` seen as [rows, columns]: the buffer of its values or codes, and that of its scales where it has some.
 
-    The first axis is the ragged one, all others are columns. A state's rows are its physical rows.
+    The first axis is the ragged one, all others are columns. A state's rows are its physical rows. Of plain numbers a value may be the columns
+    of its buffer's rows from `first` on.
     """
 
     number: Number
     columns: int
     values: Value
     scales: Value = None
+    first: int = 0
 
     def folded(self, columns: int) -> "Rows":
         """The same buffers with `columns` to a row: heads, streams or choices become rows."""
@@ -45,7 +47,8 @@ class Rows:
 
     def raw(self, rows: Coordinate, at: Sequence[Coordinate], box: Sequence[int]) -> Value:
         """A box in the buffer's own element type."""
-        return t.View(self.values, [rows, self.columns]).load(at, box)
+        where = [*at[:-1], behind(at[-1], self.first)]
+        return t.View(self.values, [rows, self.columns]).load(where, box)
 
     def write(self, rows: Coordinate, at: Sequence[Coordinate], value: Value) -> None:
         """Stores a tile of the buffer's own element type."""
@@ -63,7 +66,7 @@ class Rows:
     def line(self, row: Coordinate, at: Coordinate, count: int) -> Value:
         """Columns [at, at + count) of one row, as a rank 1 f32 tile."""
         self._require_plain()
-        return t.cast(t.View(self.values, [None, self.columns]).load([row, at], [count]), "f32")
+        return t.cast(t.View(self.values, [None, self.columns]).load([row, behind(at, self.first)], [count]), "f32")
 
     def _require_plain(self) -> None:
         if self.number.scaling is not None:
@@ -107,6 +110,13 @@ def quantized(number: Number, value: Value) -> tuple[Value, Value]:
 def kind(number: Number) -> str:
     """The builder's name of a number's element type."""
     return KINDS.get(number.element, number.element)
+
+
+def behind(at: Coordinate, first: int) -> Coordinate:
+    """A coordinate counted from `first` on, as one of the whole."""
+    if first == 0:
+        return at
+    return at + first if isinstance(at, int) else t.add(at, first)
 
 
 def by(at: Coordinate, step: int) -> Coordinate:
@@ -167,10 +177,16 @@ def columns_of(view: View | None) -> int:
     return prod(n or 0 for n in shape)
 
 
+def taken(request: Request, x: Rows) -> Rows:
+    """x, or the columns of it that the first op of a fused group takes."""
+    first = next((dict(attributes)["first"] for name, attributes in request.body if name == "nn.columns"), 0)
+    return replace(x, first=first)
+
+
 def _rows(view: View, left: list[Value]) -> Rows:
     number = view.number if isinstance(view, Tensor) else view.entry.number
     taken = [left.pop(0) for _ in parts(view)]
     return Rows(number, columns_of(view), *taken)
 
 
-__all__ = ["Bound", "Rows", "bind", "block", "by", "columns_of", "kind", "quantized", "row_count", "scale_group"]
+__all__ = ["Bound", "Rows", "bind", "block", "by", "columns_of", "kind", "quantized", "row_count", "scale_group", "taken"]

@@ -122,14 +122,19 @@ def _operand(name: str, source: WeightSource, view: Tensor, layout: Layout, limi
             tensors=(),
         )
         return WeightOperand(name=name, kind=source.kind, parts=(part,), derived=_derived(source, config))
-    stacked = ("stack",) if len(view.shape) == 3 else ()
     made = []
     for suffix, element in parts(view):
         is_scale = suffix == "_scales"
-        transforms = (*stacked, *(layout.scales if is_scale else layout.values))
-        part = _part(NAMES[suffix], element, view, source.scales if is_scale else source.tensors, transforms, is_scale, bool(stacked))
+        part = _part(NAMES[suffix], element, view, source, (*_joined(source), *(layout.scales if is_scale else layout.values)), is_scale)
         made.append(part.model_copy(update=_named(limits)) if is_scale else part)
     return WeightOperand(name=name, kind=source.kind, parts=tuple(made))
+
+
+def _joined(source: WeightSource) -> tuple[str, ...]:
+    """The transforms that make one array of an operand's tensors."""
+    if len(source.view.shape) < 3:
+        return ("concat",) if source.rows else ()
+    return ("stack", f"rows_together:{len(source.rows)}") if source.rows else ("stack",)
 
 
 def _named(limits: Limits) -> dict[str, int]:
@@ -139,11 +144,11 @@ def _named(limits: Limits) -> dict[str, int]:
 
 
 def _part(
-    name: str, element: str, view: Tensor, tensors: tuple[str, ...], transforms: tuple[str, ...], is_scale: bool, stacked: bool
-) -> WeightPart:
-    shape = _stored_shape(view, is_scale)
-    one = shape[1:] if stacked else shape
-    final = transformed_shape([one] * len(tensors), transforms, name)
+    name: str, element: str, view: Tensor, source: WeightSource, transforms: tuple[str, ...], is_scale: bool
+) -> WeightPart:  # fmt: skip
+    tensors = source.scales if is_scale else source.tensors
+    shapes = [_stored_shape(view, rows, is_scale) for rows in source.rows or (None,)]
+    final = transformed_shape([shapes[i % len(shapes)] for i in range(len(tensors))], transforms, name)
     return WeightPart(
         part=name,
         dtype=cast(Element, element),
@@ -152,12 +157,15 @@ def _part(
         layout="packed" if transforms else "as_stored",
         tensors=tensors,
         transforms=transforms,
+        stored=tuple(shapes) if source.rows else (),
     )
 
 
-def _stored_shape(view: Tensor, is_scale: bool) -> tuple[int, ...]:
-    """The shape of the stored tensors, stacked: packed FP4 has half the columns, scales one cell a block."""
-    shape = view.sized(0)
+def _stored_shape(view: Tensor, rows: int | None, is_scale: bool) -> tuple[int, ...]:
+    """The shape of one of an operand's stored tensors, of `rows` rows where it is not a whole matrix: packed FP4 has half the columns, scales one
+    cell a block."""
+    shape = view.sized(0)[1:] if len(view.shape) == 3 else view.sized(0)
+    shape = shape if rows is None else (rows, *shape[1:])
     if is_scale and view.number.scaling is not None:
         return tuple(n or 0 for n in view.number.scaling.blocks(shape))
     return (*shape[:-1], shape[-1] // 2) if view.number.element == "f4E2M1FN" else shape

@@ -266,11 +266,14 @@ def _require_segments(op: Any, declaration: Declaration) -> None:
     """Optional operands are told apart by an attribute, which MLIR itself looks at only after this verifier."""
     try:
         operand_groups(op)
+        told_apart = SEGMENTS not in op.operation.attributes or sum(op.operation.attributes[SEGMENTS]) == len(op.operation.operands)
     except (KeyError, IndexError):
+        told_apart = False
+    if not told_apart:
         present, count = op.operation.attributes, len(op.operation.operands)
         found = present.get(SEGMENTS, "absent")
         raise Mismatch(f"attribute {SEGMENTS} is {found}, expected array<i32: ...> with 1 for each of {', '.join(declaration.groups)} that is there "
-                       f"and 0 for one that is not: {count} in all") from None
+                       f"and 0 for one that is not: {count} in all")
 
 
 SEGMENTS = "operandSegmentSizes"

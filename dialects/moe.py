@@ -153,42 +153,43 @@ class ExpertLinearOp(Moe.Operation, name="expert_linear", traits=[ext.Pure]):
 
 @declare
 class SwigluOp(Moe.Operation, name="swiglu", traits=[ext.Pure]):
-    """silu(min(gate, limit)) * clamp(up, -limit, limit) * factor, rounded once.
+    """silu(min(gate, limit)) * clamp(up, -limit, limit) * factor, rounded once, of rows x that have F columns of gate, then F of up.
 
-    Shared expert: gate, up [?, F], no weights, factor 1. Routed: gate, up [?, k, F] in sorted order, factor weights[order_i] of the pair,
-    with weights [?, k] and order [?, k] i32 (docs/model.md 5).
+    Shared expert: x [?, 2F] -> [?, F], no weights, factor 1. Routed: x [?, k, 2F] -> [?, k, F] in sorted order, factor weights[order_i] of the
+    pair, with weights [?, k] and order [?, k] i32 (docs/model.md 5).
     """
 
     y: ext.Result[Any]
-    gate: ext.Operand[Any]
-    up: ext.Operand[Any]
+    x: ext.Operand[Any]
     weights: ext.Operand[Any] | None
     order: ext.Operand[Any] | None
     limit: ir.FloatAttr
 
     @staticmethod
-    def infer(a: Any, gate: Group, up: Group, weights: Group, order: Group, *, out: Sequence[Number | None]) -> Tensor:
+    def infer(a: Any, x: Group, weights: Group, order: Group, *, out: Sequence[Number | None]) -> Tensor:
         routed = weights is not None
         require(routed == (order is not None), "weights and order come together: one of them is absent")
-        g = shaped(gate, "gate", None, "k", "F") if routed else shaped(gate, "gate", None, "F")
-        shaped(up, "up", *g.shape)
+        v = shaped(x, "x", None, "k", "2F") if routed else shaped(x, "x", None, "2F")
+        rows, columns = v.shape[:-1], v.sized(0)[-1]
+        require(columns % 2 == 0, f"x is {v}, expected an even number of columns: the gate's, then as many of up")
         if routed:
-            shaped(weights, "weights", None, g.shape[1])
-            index(order, "order", None, g.shape[1])
+            shaped(weights, "weights", None, v.shape[1])
+            index(order, "order", None, v.shape[1])
         require(a.limit > 0, f"limit must be above 0, found {a.limit}")
-        return made(g.shape, out[0] or narrow(g.number))
+        return made((*rows, columns // 2), out[0] or narrow(v.number))
 
     @staticmethod
-    def meaning(a: Any, results: list[Tensor], gate: Any, up: Any, weights: Any, order: NDArray[np.int32] | None) -> Any:
-        g = np.minimum(decode(gate), a.limit)
-        y = g * logistic(g) * np.clip(decode(up), -a.limit, a.limit)
+    def meaning(a: Any, results: list[Tensor], x: Any, weights: Any, order: NDArray[np.int32] | None) -> Any:
+        gate, up = np.split(decode(x), 2, axis=-1)
+        g = np.minimum(gate, a.limit)
+        y = g * logistic(g) * np.clip(up, -a.limit, a.limit)
         if order is not None:
             y = y * decode(weights).reshape(-1)[order.reshape(-1)].reshape(*order.shape, 1)
         return encode(y, results[0].number)
 
     @staticmethod
     def cost(a: Any, operands: list[Any], results: list[Tensor], sizes: Sizes) -> Cost:
-        elements = int(np.prod(operands[0].sized(sizes.rows), dtype=np.int64))
+        elements = int(np.prod(results[0].sized(sizes.rows), dtype=np.int64))
         return moved_once(a, operands, results, sizes) + Cost(operations={"f32": 8 * elements})
 
 

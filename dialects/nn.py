@@ -264,6 +264,37 @@ class ConcatOp(Nn.Operation, name="concat", traits=[ext.Pure]):
 
 
 @declare
+class ColumnsOp(Nn.Operation, name="columns", traits=[ext.Pure]):
+    """Some of the columns: y = x[:, first : first + count].
+
+    x [?, n] -> [?, count] of its number, which is not block scaled. One product's result is so read as those of several (docs/model.md 4.1).
+    """
+
+    y: ext.Result[Any]
+    x: ext.Operand[Any]
+    first: ir.IntegerAttr
+    count: ir.IntegerAttr
+
+    @staticmethod
+    def infer(a: Any, x: Group, *, out: Sequence[Number | None]) -> Tensor:
+        v = shaped(x, "x", None, "n")
+        require(v.number.scaling is None, f"x is {v}, expected rows that are not block scaled")
+        positive(count=a.count)
+        require(0 <= a.first <= v.shape[1] - a.count, f"columns {a.first} to {a.first + a.count - 1} asked for, x is {v}")
+        return Tensor((None, a.count), v.number)
+
+    @staticmethod
+    def meaning(a: Any, results: list[Tensor], x: Array) -> Array:
+        return x[:, a.first : a.first + a.count]
+
+    @staticmethod
+    def cost(a: Any, operands: list[Any], results: list[Tensor], sizes: Sizes) -> Cost:
+        """Reads and writes those columns alone."""
+        size = results[0].bytes(sizes.rows)
+        return Cost(size, size)
+
+
+@declare
 class StackOp(Nn.Operation, name="stack", traits=[ext.Pure]):
     """Makes each part one column: y[r, i] = part_i[r].
 
@@ -300,6 +331,7 @@ rope = builder(RopeOp)
 quantize = builder(QuantizeOp)
 take = builder(TakeOp)
 concat = builder(ConcatOp)
+columns = builder(ColumnsOp)
 stack = builder(StackOp)
 
-__all__ = ["Nn", "concat", "embed", "linear", "quantize", "rms_norm", "rope", "row_gather_cost", "stack", "take"]
+__all__ = ["Nn", "columns", "concat", "embed", "linear", "quantize", "rms_norm", "rope", "row_gather_cost", "stack", "take"]

@@ -28,7 +28,7 @@ WIDE: dict[str, tuple[Number | None, ...]] = {
 }
 """Results that 9.6 keeps in FP32; any other real result becomes BF16."""
 
-FOLLOWS = {"nn.take", "nn.concat", "nn.stack"}
+FOLLOWS = {"nn.take", "nn.concat", "nn.columns", "nn.stack"}
 """Ops that move values: their results have their operands' number."""
 
 SCORED = {"mla.select", "mla.select_candidates", "mla.select_within"}

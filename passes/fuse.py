@@ -42,8 +42,8 @@ def _matches(ops: list[ir.Operation], chain: Chain) -> list[list[ir.Operation]]:
 
 
 def consumed(found: list[ir.Operation]) -> bool:
-    """Whether the chain alone reads what its first op makes: the value then never needs to exist in memory."""
-    return all(len(list(r.uses)) == 1 for r in found[0].results)
+    """Whether the chain alone reads what its ops make but for the last one: those values then never need to exist in memory."""
+    return all(len(list(r.uses)) == 1 for op in found[:-1] for r in op.results)
 
 
 def _is(op: ir.Operation, name: str) -> bool:

@@ -1,13 +1,19 @@
-"""fuse-norm-quantize: A norm and the quantization of its result share one pass over the row."""
+"""fuse-norm-quantize: A norm and the quantization of its result share one pass over the row.
+
+The columns that the norm takes of a wider row join them, if nothing else reads them; the normed rows may be read elsewhere.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 from tapeout.dialects._mlir import ir
 from tapeout.passes.define import Pass, Promise
-from tapeout.passes.fuse import Chain, fuse_chains
+from tapeout.passes.fuse import Chain, consumed, fuse_chains
 
-CHAINS = [Chain("norm_quantize", ("nn.rms_norm", "nn.quantize"))]
+CHAINS = [
+    Chain("columns_norm_quantize", ("nn.columns", "nn.rms_norm", "nn.quantize"), lambda found: consumed(found[:2])),
+    Chain("norm_quantize", ("nn.rms_norm", "nn.quantize")),
+]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """fuse-query-path: rotation joins what stands around it.
 
-Norm, rotate, quantize of window KV and index keys; rotate, quantize of entries and index queries.
+Norm, rotate, quantize of window KV and index keys, with the columns that the norm takes; rotate, quantize of entries and index queries.
 """
 
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from tapeout.passes.define import Pass, Promise
 from tapeout.passes.fuse import Chain, consumed, fuse_chains
 
 CHAINS = [
+    Chain("columns_norm_rope_quantize", ("nn.columns", "nn.rms_norm", "nn.rope", "nn.quantize"), consumed),
     Chain("norm_rope_quantize", ("nn.rms_norm", "nn.rope", "nn.quantize"), consumed),
     Chain("rope_quantize", ("nn.rope", "nn.quantize"), consumed),
 ]

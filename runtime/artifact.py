@@ -206,7 +206,8 @@ class WeightPart(Strict):
     """One buffer of an operand: `bytes` in memory, `shape` after the transforms, made of `tensors` in order.
 
     `least_scale` and `most_scale` of a part of E8M0 scales are the smallest and the largest byte that its kernels multiply exactly by, None where
-    they take all; byte 0 over a group of zeros is always fine.
+    they take all; byte 0 over a group of zeros is always fine. `stored` where tensors of several shapes or names make one matrix: the shapes that
+    they have in turn, over and over.
     """
 
     part: Name
@@ -218,6 +219,7 @@ class WeightPart(Strict):
     transforms: tuple[str, ...] = ()
     least_scale: Count | None = None
     most_scale: Count | None = None
+    stored: tuple[tuple[Count, ...], ...] = ()
 
 
 class WeightOperand(Strict):

@@ -103,6 +103,17 @@ def _each(move: Callable[..., Array]) -> Callable[[Sequence[Array], tuple[int, .
     return lambda arrays, arguments, pad: [move(array, pad, *arguments) for array in arrays]
 
 
+def _rows_together_shape(shape: Shape, count: int) -> Shape:
+    _need(len(shape) >= 3, "at least three axes")
+    _need(shape[0] % count == 0, f"a multiple of {count} matrices")
+    return (shape[0] // count, count * shape[1], *shape[2:])
+
+
+def _rows_together(array: Array, pad: int, count: int) -> Array:
+    """[m*E, N, ..] to [E, m*N, ..]: out[e, N * i + n, ...] = array[m * e + i, n, ...]"""
+    return array.reshape(_rows_together_shape(array.shape, count))
+
+
 def _transpose_shape(shape: Shape) -> Shape:
     _need(len(shape) >= 2, "at least two axes")
     return (*shape[:-2], shape[-1], shape[-2])
@@ -171,6 +182,7 @@ TRANSFORMS: dict[str, Transform] = {
     for transform in (
         Transform("stack", 0, _stack_shape, _stack),
         Transform("concat", 0, _concat_shape, _concat),
+        Transform("rows_together", 1, _each_shape(_rows_together_shape), _each(_rows_together)),
         Transform("transpose", 0, _each_shape(_transpose_shape), _each(_transpose)),
         Transform("panels", 1, _each_shape(_panels_shape), _each(_panels)),
         Transform("fp4_split", 0, _each_shape(_fp4_split_shape), _each(_fp4_split)),

@@ -96,15 +96,20 @@ def _shape(source: TensorSource, name: str, missing: list[str]) -> tuple[int, ..
 
 
 def _check_part(operand: WeightOperand, part: WeightPart, source: TensorSource, shapes: list[tuple[int, ...]]) -> None:
+    for i, name in enumerate(part.tensors if part.stored else ()):
+        stored_shape = part.stored[i % len(part.stored)]
+        if shapes[i] != stored_shape:
+            raise TensorMismatch(f"{operand.name}.{part.part} of {name}", f"shape {list(shapes[i])}", f"{list(stored_shape)}")
     where = f"{operand.name}.{part.part} of {part.tensors[0]}"
     shape = transformed_shape(shapes, part.transforms, where)
     expected = (*part.shape[:-1], -(-part.shape[-1] // 2)) if part.dtype == "f4E2M1FN" else part.shape
     if shape != expected:
         raise TensorMismatch(where, f"shape {list(shape)}", f"{list(expected)}")
-    stored = source.tensor(part.tensors[0]).dtype
-    found = np.dtype(np.float32) if "f32" in part.transforms else stored
-    if not _same(found, NUMPY[part.dtype]):
-        raise TensorMismatch(where, f"elements {stored}", part.dtype)
+    for name in part.tensors[: max(1, len(part.stored))]:
+        stored = source.tensor(name).dtype
+        found = np.dtype(np.float32) if "f32" in part.transforms else stored
+        if not _same(found, NUMPY[part.dtype]):
+            raise TensorMismatch(f"{operand.name}.{part.part} of {name}", f"elements {stored}", part.dtype)
 
 
 def _same(found: np.dtype[np.generic], wanted: np.dtype[np.generic]) -> bool:

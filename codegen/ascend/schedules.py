@@ -30,14 +30,14 @@ def _multiple(request: Request) -> int:
 
 
 def _rows(request: Request) -> Schedule:
-    """Row blocks of the last axis of the first operand."""
-    block = divisor(width(request.operands[0]), TILE_COLUMNS, _multiple(request))
+    """Row blocks of the last axis of the first result."""
+    block = divisor(width(request.results[0]), TILE_COLUMNS, _multiple(request))
     return {"block_rows": max(1, TILE_ELEMENTS // block), "block_columns": block}
 
 
 def _streams(request: Request) -> Schedule:
     """Column blocks of rows of S streams: one row at a time."""
-    return {"block_columns": divisor(width(request.operands[0]), TILE_COLUMNS // 4, _multiple(request))}
+    return {"block_columns": divisor(width(request.results[0]), TILE_COLUMNS // 4, _multiple(request))}
 
 
 def _linear(request: Request) -> Schedule:
@@ -94,7 +94,7 @@ ROWS: Mapping[str, Row] = {
     "rope": _rope,
     **dict.fromkeys(("start", "collapse", "collapse_norm", "expand", "mean", "engram_gate", "combine"), _streams),
     "mixer": lambda request: {"block_rows": 16, "block_k": divisor(columns_of(request.operands[0]), 128), "panel": 0},
-    **dict.fromkeys(("embed", "take", "concat", "stack", "stage", "commit", "append"), moved(MOVED_COLUMNS)),
+    **dict.fromkeys(("embed", "take", "concat", "columns", "stack", "stage", "commit", "append"), moved(MOVED_COLUMNS)),
     **dict.fromkeys(("patch", "remember", "partners", "commits", "entries", "compress", "lookback", "hash_rows"), TABLE_ROWS),
     "window": {"block_rows": 8},
     "lookup": {"block_rows": 8},

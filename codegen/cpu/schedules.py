@@ -26,13 +26,13 @@ def _row_blocks(columns: int, multiple: int, limit: int = TILE_COLUMNS) -> Sched
 
 
 def _rows(request: Request) -> Schedule:
-    """Row blocks of the last axis of the first operand."""
-    return _row_blocks(width(request.operands[0]), scale_group(request))
+    """Row blocks of the last axis of the first result."""
+    return _row_blocks(width(request.results[0]), scale_group(request))
 
 
 def _streams(request: Request) -> Schedule:
     """Column blocks of rows of S streams: one row at a time."""
-    return {"block_columns": divisor(width(request.operands[0]), TILE_COLUMNS, scale_group(request))}
+    return {"block_columns": divisor(width(request.results[0]), TILE_COLUMNS, scale_group(request))}
 
 
 def _linear(request: Request) -> Schedule:
@@ -82,7 +82,7 @@ ROWS: Mapping[str, Row] = {
     "rope": _rope,
     **dict.fromkeys(("start", "collapse", "collapse_norm", "expand", "mean", "engram_gate", "combine"), _streams),
     "mixer": lambda request: {"block_rows": 16, "block_k": divisor(columns_of(request.operands[0]), TILE_COLUMNS), "panel": PANEL},
-    **dict.fromkeys(("embed", "take", "concat", "stack", "stage", "commit", "append"), moved(MOVED_COLUMNS)),
+    **dict.fromkeys(("embed", "take", "concat", "columns", "stack", "stage", "commit", "append"), moved(MOVED_COLUMNS)),
     **dict.fromkeys(("patch", "remember", "partners", "commits", "entries", "compress", "lookback", "hash_rows"), TABLE_ROWS),
     "window": {"block_rows": 8},
     "lookup": {"block_rows": 8},

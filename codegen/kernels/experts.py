@@ -95,15 +95,17 @@ def _choose(request: Request, logits: Value, bias: Rows, experts: int, results: 
     biased = t.add(scores, t.broadcast(t.View(bias.values, [experts]).load([0], [columns], experts), 0, 1))
     left = t.select(t.less(number, experts), biased, LOWEST)
 
-    def pick(c: Value, left: Value, ids: Value, picked: Value) -> list[Value]:
+    def pick(c: int, left: Value, ids: Value, picked: Value) -> list[Value]:
         best = t.broadcast(t.reduce(left, "max", 1), 1, columns)
         first = t.minimum(t.reduce(t.select(t.equal(left, best), number, columns), "min", 1), experts - 1)
-        chosen, here = t.equal(number, t.broadcast(first, 1, columns)), t.equal(place, t.splat(c, [1, top]))
+        chosen, here = t.equal(number, t.broadcast(first, 1, columns)), t.equal(place, c)
         score = t.reduce(t.select(chosen, scores, 0.0), "add", 1)
         return [t.select(chosen, 2 * LOWEST, left), t.select(here, t.broadcast(first, 1, top), ids),
                 t.select(here, t.broadcast(score, 1, top), picked)]
 
-    _, ids, picked = t.loop(0, top, 1, [left, t.full([1, top], 0, "i32"), t.full([1, top], 0.0)], pick)
+    ids, picked = t.full([1, top], 0, "i32"), t.full([1, top], 0.0)
+    for c in range(top):  # no loop: the score of a choice is summed up while the next one is looked for
+        left, ids, picked = pick(c, left, ids, picked)
     total = t.broadcast(t.add(t.reduce(picked, "add", 1), 1e-20), 1, top)
     results[0].write(None, [row, 0], ids)
     results[1].store(None, [row, 0], t.div(t.mul(picked, request["scale"]), total))
@@ -374,24 +376,25 @@ def _block_of_weights(request: Request, schedule: Schedule, b: Bound, expert: Va
 
 @family("moe.swiglu", "nn.fused:swiglu_quantize")
 def swiglu(request: Request, schedule: Schedule) -> Kernel:
-    """silu(min(gate, limit)) clamp(up) factor of [?, F] or sorted [?, k, F], quantized where fused. Grid: row blocks (model spec 5)."""
-    fused, columns = request.op.startswith("nn.fused"), width(request.operands[0])
+    """silu(min(gate, limit)) clamp(up) factor of [?, 2F] or sorted [?, k, 2F], F columns of gate, then of up, quantized where fused. Grid: row
+    blocks (model spec 5)."""
+    fused, columns = request.op.startswith("nn.fused"), width(request.results[0])
     limit = request.of("moe.swiglu")["limit"] if fused else request["limit"]
-    routed = len([v for v in request.operands if v is not None]) == 4
-    block_rows, each = schedule["block_rows"], columns_of(request.operands[0]) // columns
+    routed = len([v for v in request.operands if v is not None]) == 3
+    block_rows, each = schedule["block_rows"], columns_of(request.results[0]) // columns
     size = block(schedule, "block_columns", columns, scale_group(request))
 
     def body(*buffers: Value) -> None:
         b = bind(request, buffers)
-        gate, up, result = (v.folded(columns) for v in (*b.operands[:2], b.results[0]))
+        x, result = b.operands[0].folded(2 * columns), b.results[0].folded(columns)
         rows, row = t.mul(b.rows, each), t.mul(t.program_id(0), block_rows)
         factor = None
         if routed:
-            weights, order = b.operands[2:]
+            weights, order = b.operands[1:]
             factor = t.cast(t.merge_last(t.gather(weights.values, order.values, row, block_rows, 1, valid=t.sub(rows, row))), "f32")
 
         def step(column: Value) -> None:
-            g, u = (v.load(rows, [row, column], [block_rows, size]) for v in (gate, up))
+            g, u = (x.load(rows, [row, at], [block_rows, size]) for at in (column, t.add(column, columns)))
             y = t.mul(t.silu(t.minimum(g, limit)), t.clamp(u, -limit, limit))
             y = y if factor is None else t.mul(y, t.broadcast(factor, 1, size))
             result.store(rows, [row, column], t.round_bf16(y) if fused else y)

@@ -1,4 +1,4 @@
-"""Ops that move rows without changing them: embedding, take, concat, stack, and the writes to a sequence's states.
+"""Ops that move rows without changing them: embedding, take, concat, columns, stack, and the writes to a sequence's states.
 
 Every part of a block-scaled value moves with its rows. Ids below 0 read row 0 or are dropped, as the tile ops do; an id behind the end is
 the caller's error (docs/model.md 11).
@@ -83,6 +83,19 @@ def concat(request: Request, schedule: Schedule) -> Kernel:
                     box = t.View(source, [b.rows, columns]).load([row, first], [block_rows, count])
                     target.store([row, ends[i] + first], box)
                 ends[i] += columns
+
+    return _by_rows(request, schedule, move)
+
+
+@family("nn.columns")
+def columns(request: Request, schedule: Schedule) -> Kernel:
+    """Columns [first, first + count) of rows [?, n]; norms read theirs in place. Grid: row blocks."""
+    block_rows = schedule["block_rows"]
+
+    def move(b: Bound, row: Value, valid: Value) -> None:
+        (x,), (result,) = b.operands, b.results
+        for first, count in pieces(request["count"], schedule["block_columns"]):
+            result.write(b.rows, [row, first], x.raw(b.rows, [row, request["first"] + first], [block_rows, count]))
 
     return _by_rows(request, schedule, move)
 

@@ -1,7 +1,8 @@
 """RMS norm, alone and with what follows it: quantization, or rotation and quantization.
 
 Rows are read in blocks of columns, so that no tile is a whole wide row: twice, or once where the schedule holds them. The sum of squares of a
-row runs over ascending blocks; of held rows every place of a block is summed by itself first.
+row runs over ascending blocks; of held rows every place of a block is summed by itself first. A group may begin with the columns that it takes
+of wider rows: they are read where they lie.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from tapeout.codegen import tile_builder as t
 from tapeout.codegen.kernel import Kernel, KernelError, Request, Schedule, family, width
 from tapeout.codegen.kernels.column_blocks import Over, ahead, blocks, summed
 from tapeout.codegen.kernels.rope import angles, angles_of_rows, cannot_rotate, rotated, rotated_columns
-from tapeout.codegen.row_values import Rows, bind, block, row_count, scale_group
+from tapeout.codegen.row_values import Rows, bind, block, row_count, scale_group, taken
 from tapeout.dialects.types import Tensor
 
 Value = Any
@@ -43,17 +44,17 @@ def cannot_norm(request: Request) -> str | None:
     return None
 
 
-@family("nn.rms_norm", "nn.fused:norm_quantize", refuses=cannot_norm)
+@family("nn.rms_norm", "nn.fused:norm_quantize", "nn.fused:columns_norm_quantize", refuses=cannot_norm)
 def rms_norm(request: Request, schedule: Schedule) -> Kernel:
     """y = weight x (mean(x^2) + epsilon)^(-1/2) of rows [?, n], stored plain, block scaled, or both. Grid: row blocks (model spec 0.1)."""
-    n, block_rows = width(request.operands[0]), schedule["block_rows"]
+    n, block_rows = width(request.operands[1]), schedule["block_rows"]
     columns = block(schedule, "block_columns", n, scale_group(request))
     fused = request.op.startswith("nn.fused")
     epsilon = request.of("nn.rms_norm")["epsilon"]
 
     def body(*buffers: Value) -> None:
         b = bind(request, buffers)
-        x, weight = b.operands
+        x, weight = taken(request, b.operands[0]), b.operands[1]
         row = t.mul(t.program_id(0), block_rows)
 
         def load(column: Value) -> Value:
@@ -77,7 +78,7 @@ def _cannot_norm_rope(request: Request) -> str | None:
     return cannot_norm(request) or cannot_rotate(request, request.of("nn.rope"), request.operands[3])
 
 
-@family("nn.fused:norm_rope_quantize", refuses=_cannot_norm_rope)
+@family("nn.fused:norm_rope_quantize", "nn.fused:columns_norm_rope_quantize", refuses=_cannot_norm_rope)
 def norm_rope_quantize(request: Request, schedule: Schedule) -> Kernel:
     """Norm [?, heads*width], rotation of each head's last columns, quantization, each rounding kept. Grid: rows (model spec 4.1, 4.5).
 
@@ -92,7 +93,7 @@ def norm_rope_quantize(request: Request, schedule: Schedule) -> Kernel:
 
     def body(*buffers: Value) -> None:
         b = bind(request, buffers)
-        x, weight, positions, table = b.operands
+        x, weight, positions, table = taken(request, b.operands[0]), *b.operands[1:]
         row = t.program_id(0)
         over = blocks(lambda c: x.load(b.rows, [row, c], [1, size]), n, size, schedule)
         factor = inverse_root(over, n, (1, size), schedule, epsilon)
@@ -122,7 +123,7 @@ def _rows_of_one_head(request: Request, count: int) -> Kernel:
 
     def body(*buffers: Value) -> None:
         b = bind(request, buffers)
-        x, weight, positions, table = b.operands
+        x, weight, positions, table = taken(request, b.operands[0]), *b.operands[1:]
         row = t.mul(t.program_id(0), count)
         cos, sin = angles_of_rows(table, positions, b.rows, row, count, turned, rope["offset"])
         weights = [weight.vector(n, first, size) for first, size in parts]

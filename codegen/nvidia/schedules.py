@@ -32,9 +32,11 @@ MOVED_COLUMNS = 4096
 CODED_COLUMNS = 4096  # columns of heads that a warp rotates and encodes
 LONG_COLUMNS = 4096  # columns of a tile of logits
 PIECE_COLUMNS, LEVELS, LISTED = 2048, 17, 32768  # of a row of logits that is drawn from
+SHARED, DRAWING_REGISTERS = 1024, 128  # instances that share all pieces of all rows: a chip holds them at once
 LANES_EACH = 8  # elements of a tile for each thread
 GATE_SEGMENT = 512  # columns that one instance of the gate multiplies
 FEW_EXPERTS, MOST_GATED = 64, 1024  # scores that a warp chooses from; rows up to which a gate's launch waits for its first bytes most of the time
+FEWEST_GATED = 16  # rows of a gate whose blocks of experts are small: more instances read the weight at once
 STREAMED_BLOCKS = 3  # of columns: what a sum over many streams reads ahead; four leave fewer instances room (measured)
 TOGETHER = ("rms_norm", "quantize", "swiglu", "rope", "norm_rope_quantize")
 """Families whose rows come in blocks where there are many."""
@@ -60,15 +62,15 @@ def _multiple(request: Request) -> int:
 
 
 def _rows(request: Request, chip: Chip) -> Schedule:
-    """Row blocks of the last axis of the first operand."""
-    block = fitting(width(request.operands[0]), ROW_COLUMNS, _multiple(request))
+    """Row blocks of the last axis of the first result."""
+    block = fitting(width(request.results[0]), ROW_COLUMNS, _multiple(request))
     rows = max(1, ROW_ELEMENTS // padded(block))
     return _compiled({"block_rows": rows, "block_columns": block}, _warps(rows * padded(block)))
 
 
 def _norms(request: Request, chip: Chip) -> Schedule:
     """Rows are read once and held, with the weights: narrow ones by a warp each, wide ones where the registers of four warps take them."""
-    n = width(request.operands[0])
+    n = width(request.results[0])
     if n <= WARP_COLUMNS:
         return _compiled({"block_rows": 4, "block_columns": fitting(n, WARP_BLOCK, _multiple(request)), "held": 1, "ahead": 1}, 4)
     row = _rows(request, chip)
@@ -85,7 +87,7 @@ def _quantize(request: Request, chip: Chip) -> Schedule:
 
 def _swiglu(request: Request, chip: Chip) -> Schedule:
     """Blocks of a power of two where the width has one: no lane idles in the quotients that take most of the time."""
-    n = width(request.operands[0])
+    n = width(request.results[0])
     block = fitting(n, SHORT_COLUMNS, _multiple(request))
     rows = max(1, ROW_ELEMENTS // padded(block))
     return _compiled({"block_rows": rows, "block_columns": block, "parts": n // block}, _warps(rows * padded(block)))
@@ -111,7 +113,7 @@ def _held_streams(request: Request, chip: Chip) -> Schedule:
 
 def _norm_rope(request: Request, chip: Chip) -> Schedule:
     """A warp holds a row, and very narrow rows come in blocks; two of them in a warp would be added up in another order than one alone is."""
-    n = width(request.operands[0])
+    n = width(request.results[0])
     block = fitting(n, ROW_COLUMNS, _multiple(request))
     rows = NARROW_ROWS if n <= NARROW_COLUMNS and request.of("nn.rope")["heads"] == 1 else 0
     return _compiled({"block_columns": block, "held": int(n <= ROW_COLUMNS), "block_rows": rows}, max(1, rows))
@@ -134,7 +136,8 @@ def _gate_blocks(request: Request, rows: int, segments: int, chip: Chip) -> dict
     block_rows, columns = (16, 256) if few else (64, 128) if rows <= MOST_GATED else (64, 64)
     if not all(isinstance(v, Tensor) and v.number.element == "bf16" for v in request.operands[:2]):
         columns = 64
-    experts = power(view.sized(0)[0], 64 if rows <= MOST_IN_PIECES else 128, 16)
+    most = 32 if few and rows <= FEWEST_GATED else 64 if rows <= MOST_IN_PIECES else 128
+    experts = power(view.sized(0)[0], most, 16)
     return {"block_rows": block_rows, "block_n": experts, "block_k": power(k // segments, columns, 16)}
 
 
@@ -222,8 +225,9 @@ def _draw(request: Request, chip: Chip) -> Schedule:
     """Rows in pieces: a row of a large vocabulary alone has work for a whole chip. Levels must leave few tokens between two of them."""
     n = width(request.operands[0])
     piece = fitting(n, PIECE_COLUMNS)
-    row = {"block_columns": piece, "row_columns": fitting(n, LONG_COLUMNS), "pieces": n // piece, "levels": LEVELS, "listed": LISTED}
-    return {**_compiled(row, 16), "part_warps": _warps(padded(piece), 4)}
+    row = {"block_columns": piece, "row_columns": fitting(n, LONG_COLUMNS), "pieces": n // piece, "levels": LEVELS, "listed": LISTED,
+           "instances": SHARED}
+    return {**_compiled(row, 16), "part_warps": _warps(padded(piece), 4), "registers": DRAWING_REGISTERS}
 
 
 def _confidence(request: Request, chip: Chip) -> Schedule:
@@ -254,7 +258,7 @@ ROWS: Mapping[str, Row] = {
     **dict.fromkeys(("collapse", "expand", "mean", "combine"), _summed_streams),
     "collapse_norm": _held_streams,
     "rope": _rope,
-    **dict.fromkeys(("embed", "take", "concat", "stack", "stage", "commit", "append"), _moved),
+    **dict.fromkeys(("embed", "take", "concat", "columns", "stack", "stage", "commit", "append"), _moved),
     **dict.fromkeys(("patch", "partners", "commits", "compress", "hash_rows"), _fixed(1, block_rows=32)),
     **dict.fromkeys(("entries", "lookback"), _fixed(1, block_rows=1)),
     "remember": _fixed(block_rows=64),
@@ -284,7 +288,7 @@ def bucket_rows_for(chip: Chip) -> Callable[[str, Request, Schedule, int], Sched
         if rows <= FEW_ROWS and family in TOGETHER:
             each = max(1, row.get("block_rows", 1))
             row = {**row, "block_rows": min(1, row.get("block_rows", 1)), "warps": max(1, row["warps"] // each)}
-        elif family == "rms_norm" and width(request.operands[0]) <= WARP_COLUMNS:
+        elif family == "rms_norm" and width(request.results[0]) <= WARP_COLUMNS:
             row = {**row, "registers": WARP_REGISTERS}
         if rows <= FEW_ROWS and family == "rope" and row["block_heads"] > 1:
             row = {**row, **_compiled(_heads(request))}
@@ -295,7 +299,7 @@ def bucket_rows_for(chip: Chip) -> Callable[[str, Request, Schedule, int], Sched
         if family == "engram_gate" and width(request.operands[0]) >= STREAMED_BLOCKS * row["block_columns"]:
             return {**row, STREAMED: STREAMED_BLOCKS}
         if family == "expert_gate":
-            return {**row, **_gate_blocks(request, rows, row["segments"], chip)}
+            return {**row, **_gate_blocks(request, rows, row["segments"], chip), **({EAGER: 1} if rows <= FEW_ROWS else {})}
         return product_schedules.for_bucket(family, request, row, rows, chip)
 
     return row_for

@@ -146,9 +146,10 @@ def block(layer: Layer, streams: Streams, rows: Rows, entry_rows: EntryRows | No
 def attention(layer: Layer, x: ir.Value, rows: Rows, entry_rows: EntryRows | None) -> ir.Value:
     """The steps of docs/model.md 4.9 in its order: window, entries, selection, attention, output projection."""
     text, at = layer.config.text, layer.f.at
-    latent = layer.norm("attn.query_latent", layer.linear("attn.query_low", x, "attn.wq_a"), "attn.q_norm")
+    query_low, kv_low = _lows(layer, x)
+    latent = layer.norm("attn.query_latent", query_low, "attn.q_norm")
     queries = layer.rope("attn.queries", layer.linear("attn.query_heads", latent, "attn.wq_b"), text.num_attention_heads)
-    layer.stage("attn.window", window_entries(layer, x))
+    layer.stage("attn.window", _entries_of(layer, kv_low))
     if entry_rows is not None and layer.config.kv_source(layer.number) == layer.number:
         append_entries(layer, x, entry_rows)
     if layer.config.topk_source(layer.number) == layer.number:
@@ -163,10 +164,21 @@ def attention(layer: Layer, x: ir.Value, rows: Rows, entry_rows: EntryRows | Non
     return layer.linear("attn.output", low, "attn.wo_b")
 
 
+def _lows(layer: Layer, x: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Rows [?, QL] and [?, D] that become latent queries and window vectors: one product makes both, side by side (docs/model.md 4.1)."""
+    both, queries, width = layer.linear("attn.low", x, "attn.wq_a+wkv"), layer.config.text.q_lora_rank, layer.config.text.head_dim
+    at = layer.f.at
+    return (nn.columns(both, first=0, count=queries, loc=at("attn.query_low")),
+            nn.columns(both, first=queries, count=width, loc=at("attn.kv_low")))
+
+
 def window_entries(layer: Layer, x: ir.Value) -> ir.Value:
     """The window vectors [?, D] of rows `x`, key and value in one (docs/model.md 4.1)."""
-    latent = layer.norm("attn.kv_latent", layer.linear("attn.kv_low", x, "attn.wkv"), "attn.kv_norm")
-    return layer.rope("attn.kv", latent, 1)
+    return _entries_of(layer, layer.linear("attn.kv_low", x, "attn.wkv"))
+
+
+def _entries_of(layer: Layer, low: ir.Value) -> ir.Value:
+    return layer.rope("attn.kv", layer.norm("attn.kv_latent", low, "attn.kv_norm"), 1)
 
 
 def _selected_entries(layer: Layer, rows: Rows) -> tuple[Any, Any, Any]:
@@ -194,9 +206,7 @@ def append_entries(layer: Layer, x: ir.Value, rows: EntryRows) -> None:
 
 def _pooled(layer: Layer, x: ir.Value, rows: EntryRows) -> ir.Value:
     """The latents of ratio 2, each pooled from a row's own pair (g, e) and that of the token before it."""
-    gates = layer.linear("attn.pair_gates", x, "attn.compressor.wgate", wide=True)
-    latents = layer.linear("attn.pair_latents", x, "attn.compressor.wkv", wide=True)
-    layer.stage("attn.compressor", nn.concat([gates, latents], loc=layer.f.at("attn.pairs")))
+    layer.stage("attn.compressor", layer.linear("attn.pairs", x, "attn.compressor.wgate+wkv", wide=True))
     ring = layer.state("attn.compressor")
     pooled = mla.pool(ring, rows.partners, length=ring_length(ring), sequences=layer.engine.sequences, loc=layer.f.at("attn.pooled"))
     layer.commit("attn.compressor", rows.commits)
@@ -239,15 +249,14 @@ def mixture(layer: Layer, x: ir.Value, experts: int, active: int) -> ir.Value:
         weight = layer.weight(f"ffn.experts.{part}")
         return moe.expert_linear(rows, weight, order, offsets, gathered=gathered, loc=at(label))
 
-    gate, up = expert("ffn.gates", x, "w1", True), expert("ffn.ups", x, "w3", True)
-    inner = moe.swiglu(gate, up, weights, order, limit=text.swiglu_limit, loc=at("ffn.inner"))
+    inner = moe.swiglu(expert("ffn.gates_ups", x, "w1+w3", True), weights, order, limit=text.swiglu_limit, loc=at("ffn.inner"))
     outputs = expert("ffn.outputs", inner, "w2", False)
     return moe.combine(outputs, places, shared_expert(layer, x), loc=at("ffn.output"))
 
 
 def shared_expert(layer: Layer, x: ir.Value) -> ir.Value:
-    gate, up = (layer.linear(f"ffn.shared_{label}", x, f"ffn.shared_experts.{part}") for label, part in (("gate", "w1"), ("up", "w3")))
-    inner = moe.swiglu(gate, up, None, None, limit=layer.config.text.swiglu_limit, loc=layer.f.at("ffn.shared_inner"))
+    gate_up = layer.linear("ffn.shared_gate_up", x, "ffn.shared_experts.w1+w3")
+    inner = moe.swiglu(gate_up, None, None, limit=layer.config.text.swiglu_limit, loc=layer.f.at("ffn.shared_inner"))
     return layer.linear("ffn.shared", inner, "ffn.shared_experts.w2")
 
 

@@ -76,12 +76,12 @@ def _quantize(number: Any) -> KernelCase:
 
 
 def _swiglu() -> KernelCase:
-    return KernelCase(partial(moe.swiglu, limit=7.0, out=BF16), [Tensor((None, MIDDLE), BF16), Tensor((None, MIDDLE), BF16), None, None])
+    return KernelCase(partial(moe.swiglu, limit=7.0, out=BF16), [Tensor((None, 2 * MIDDLE), BF16), None, None])
 
 
 def experts() -> KernelCase:
-    """The gate or up projection of eight experts."""
-    operands = [Tensor((None, HIDDEN), Q8), Tensor((8, MIDDLE, HIDDEN), FP4_WEIGHT), Tensor((None, 6), INT32), Tensor((9,), INT32)]
+    """The gate and up projections of eight experts."""
+    operands = [Tensor((None, HIDDEN), Q8), Tensor((8, 2 * MIDDLE, HIDDEN), FP4_WEIGHT), Tensor((None, 6), INT32), Tensor((9,), INT32)]
     return KernelCase(partial(moe.expert_linear, gathered=True, out=BF16), operands)
 
 

@@ -91,8 +91,8 @@ def sorting_of(case: Case) -> Sorting | None:
     op = case.body[0]
     if op.name == "moe.expert_linear":
         return Sorting(() if op.attributes["gathered"] else (0,), order=2, offsets=3)
-    if op.name == "moe.swiglu" and len(case.operands) > 2:
-        return Sorting((0, 1), order=3)
+    if op.name == "moe.swiglu" and len(case.operands) > 1:
+        return Sorting((0,), order=2)
     return Sorting((0,), places=1, results=False) if op.name == "moe.combine" else None
 
 

@@ -173,7 +173,7 @@ def test_no_two_live_values_share_bytes(config: ModelConfig) -> None:
         for _, _, steps, program in programs(module):
             play(steps, program)
             seen += len(steps)
-    assert seen > 1000
+    assert seen > 900
 
 
 def test_the_check_itself_finds_an_overlap() -> None:

@@ -26,8 +26,8 @@ from tapeout.dialects.types import Tensor
 
 def choice(width: int = 6, **row: int) -> Choice:
     """A row-wise kernel."""
-    view, given = Tensor((None, width), BF16), {"block_rows": 2, "block_columns": 6} | row
-    return Choice(Request("moe.swiglu", (("limit", 7.0),), (view, view), (view,)), "swiglu", tuple(sorted(given.items())))
+    x, y, given = Tensor((None, 2 * width), BF16), Tensor((None, width), BF16), {"block_rows": 2, "block_columns": 6} | row
+    return Choice(Request("moe.swiglu", (("limit", 7.0),), (x,), (y,)), "swiglu", tuple(sorted(given.items())))
 
 
 def refuse() -> str:

@@ -127,7 +127,7 @@ def swish(g: float, u: float, limit: float) -> float:
 def test_swiglu_of_the_shared_expert_clamps(number: Number) -> None:
     g, u = values(1, 4, 37, number=number) * 2, values(2, 4, 37, number=number) * 2
     assert (g > 3).any() and (g < -3).any() and (u > 3).any() and (u < -3).any()
-    found = Case(moe.swiglu, [Tensor((None, 37), number)] * 2 + [None, None], limit=3.0).run(g, u, None, None)
+    found = Case(moe.swiglu, [Tensor((None, 74), number), None, None], limit=3.0).run(np.concatenate([g, u], -1), None, None)
     agree(found, tabulate((4, 37), lambda r, f: swish(element(g, r, f), element(u, r, f), 3.0)), number)
 
 
@@ -136,8 +136,8 @@ def test_swiglu_of_sorted_pairs_weighs_each_by_its_own_pair(number: Number) -> N
     rows, k, f = 4, 3, 5
     order = np.random.default_rng(3).permutation(rows * k).reshape(rows, k).astype(np.int32)
     g, u, w = values(1, rows, k, f, number=number), values(2, rows, k, f, number=number), values(3, rows, k, number=FP32, block=1)
-    pair = Tensor((None, k, f), number)
-    found = Case(moe.swiglu, [pair, pair, Tensor((None, k), FP32), Tensor((None, k), INT32)], limit=10.0).run(g, u, w, order)
+    views = [Tensor((None, k, 2 * f), number), Tensor((None, k), FP32), Tensor((None, k), INT32)]
+    found = Case(moe.swiglu, views, limit=10.0).run(np.concatenate([g, u], -1), w, order)
     def y(r: int, c: int, i: int) -> float:
         p = int(order[r, c])
         return swish(element(g, r, c, i), element(u, r, c, i), 10.0) * element(w, p // k, p % k)
@@ -146,7 +146,8 @@ def test_swiglu_of_sorted_pairs_weighs_each_by_its_own_pair(number: Number) -> N
 
 def test_swiglu_far_out() -> None:
     g = np.array([[-1e4, -745.0, 0.0, 1e4]])
-    found = Case(moe.swiglu, [Tensor((None, 4), REAL)] * 2 + [None, None], limit=10.0).run(g, np.full((1, 4), 1e9), None, None)
+    x = np.concatenate([g, np.full((1, 4), 1e9)], -1)
+    found = Case(moe.swiglu, [Tensor((None, 8), REAL), None, None], limit=10.0).run(x, None, None)
     np.testing.assert_allclose(found, [[0, 0, 0, swish(10.0, 10.0, 10.0)]], rtol=1e-12, atol=1e-300)
 
 
@@ -187,8 +188,8 @@ EMPTY: list[tuple[Callable[..., Any], list[Any], dict[str, Any]]] = [
     (moe.dispatch, [PAIRS], {"experts": 4}),
     (moe.expert_linear, [Tensor((None, 32), Q8), EXPERTS, PAIRS, OFFSETS], {"gathered": True}),
     (moe.expert_linear, [SORTED, EXPERTS, PAIRS, OFFSETS], {"gathered": False}),
-    (moe.swiglu, [SORTED, SORTED, Tensor((None, 2), FP32), PAIRS], {"limit": 10.0}),
-    (moe.swiglu, [X, X, None, None], {"limit": 10.0}),
+    (moe.swiglu, [SORTED, Tensor((None, 2), FP32), PAIRS], {"limit": 10.0}),
+    (moe.swiglu, [X, None, None], {"limit": 10.0}),
     (moe.combine, [SORTED, PAIRS, X], {}),
 ]
 
@@ -217,12 +218,14 @@ REFUSED: list[tuple[Callable[..., Any], list[Any], dict[str, Any], str]] = [
     (moe.expert_linear, [X, W, PAIRS, OFFSETS], {"gathered": True}, "moe.expert_linear: weight is [4, 32] bf16, expected rank 3"),
     (moe.expert_linear, [X, EXPERTS, PAIRS, OFFSETS], {"gathered": 1},
      "moe.expert_linear: attribute gathered is 1, expected true or false"),
-    (moe.swiglu, [X, X, None, PAIRS], {"limit": 10.0}, "moe.swiglu: weights and order come together: one of them is absent"),
-    (moe.swiglu, [X, SORTED, None, None], {"limit": 10.0}, "moe.swiglu: up is [?, 2, 32] bf16, expected rank 2"),
-    (moe.swiglu, [X, X, None, None], {"limit": 0.0}, "moe.swiglu: limit must be above 0, found 0.0"),
-    (moe.swiglu, [SORTED, SORTED, Tensor((None, 3), FP32), PAIRS], {"limit": 10.0},
+    (moe.swiglu, [X, None, PAIRS], {"limit": 10.0}, "moe.swiglu: weights and order come together: one of them is absent"),
+    (moe.swiglu, [SORTED, None, None], {"limit": 10.0}, "moe.swiglu: x is [?, 2, 32] bf16, expected rank 2"),
+    (moe.swiglu, [Tensor((None, 33), BF16), None, None], {"limit": 10.0},
+     "moe.swiglu: x is [?, 33] bf16, expected an even number of columns: the gate's, then as many of up"),
+    (moe.swiglu, [X, None, None], {"limit": 0.0}, "moe.swiglu: limit must be above 0, found 0.0"),
+    (moe.swiglu, [SORTED, Tensor((None, 3), FP32), PAIRS], {"limit": 10.0},
      "moe.swiglu: weights is [?, 3] f32, expected [?, 2] of real elements"),
-    (moe.swiglu, [SORTED, SORTED, Tensor((None, 2), FP32), Tensor((None,), INT32)], {"limit": 10.0},
+    (moe.swiglu, [SORTED, Tensor((None, 2), FP32), Tensor((None,), INT32)], {"limit": 10.0},
      "moe.swiglu: order is [?] i32, expected rank 2"),
     (moe.combine, [SORTED, Tensor((None, 3), INT32), X], {}, "moe.combine: places is [?, 3] i32, expected [?, 2] i32"),
     (moe.combine, [SORTED, PAIRS, Tensor((None, 31), BF16)], {}, "moe.combine: shared is [?, 31] bf16, expected [?, 32] of real elements"),
@@ -250,6 +253,6 @@ def test_costs() -> None:
     for experts, hit in ((0, 4), (2, 2), (9, 4)):
         assert routed.cost(r, experts=experts) == Cost(r * 33 + r * 8 + 5 * 4 + hit * expert, r * 2 * 3 * 2, {"fp4": 2 * r * 2 * 3 * 32})
     assert routed.cost(1).read == 33 + 8 + 5 * 4 + 2 * expert  # two pairs hit two experts at most
-    shared = Case(moe.swiglu, [X, X, None, None], limit=10.0)
-    assert shared.cost(r) == Cost(2 * r * row, r * row, {"f32": 8 * r * 32})
+    shared = Case(moe.swiglu, [X, None, None], limit=10.0)
+    assert shared.cost(r) == Cost(r * row, r * row // 2, {"f32": 8 * r * 16})
     assert Case(moe.combine, [SORTED, PAIRS, X]).cost(r) == Cost(r * (2 * row + 8 + row), r * row, {"f32": r * 2 * 32})

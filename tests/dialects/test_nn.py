@@ -191,7 +191,7 @@ def test_quantize_element_by_element(number: Number) -> None:
             assert decode(found)[r, g * columns : (g + 1) * columns].tolist() == wanted
 
 
-# take, concat, stack
+# take, concat, columns, stack
 
 
 TAKEN = [ROWS, Tensor((None, 3), BF16), Tensor((None, 2, 64), Q8), Tensor((6, 48), Q4_MAIN)]
@@ -219,6 +219,14 @@ def test_concat(number: Number) -> None:
     assert isinstance(found, Scaled) == (number.scaling is not None)
 
 
+@pytest.mark.parametrize("number", [REAL, BF16, FP32], ids=str)
+def test_columns(number: Number) -> None:
+    x = values(2, 4, 13, number=number)
+    case = Case(nn.columns, [Tensor((None, 13), number)], first=5, count=7)
+    assert case.results == [Tensor((None, 7), number)]
+    np.testing.assert_array_equal(decode(case.run(x)), tabulate((4, 7), lambda r, c: element(x, r, 5 + c)))
+
+
 def test_stack() -> None:
     case = Case(nn.stack, [[ROWS, ROWS, ROWS]])
     same(case.run([ids(1, 2), ids(3, 4), ids(5, 6)]), np.array([[1, 3, 5], [2, 4, 6]], np.int32))
@@ -235,6 +243,7 @@ EMPTY: list[tuple[Callable[..., Any], list[Any], dict[str, Any]]] = [
     (nn.quantize, [Tensor((None, 32), BF16)], {"out": Q4_MAIN}),
     (nn.take, [Tensor((None, 32), Q8), ROWS], {}),
     (nn.concat, [[Tensor((None, 32), Q8)] * 2], {}),
+    (nn.columns, [Tensor((None, 32), BF16)], {"first": 30, "count": 2}),
     (nn.stack, [[ROWS, ROWS]], {}),
 ]
 
@@ -293,6 +302,12 @@ REFUSED: list[tuple[Callable[..., Any], list[Any], dict[str, Any], str]] = [
     (nn.concat, [[Tensor((4, 4), BF16)]], {}, "nn.concat: parts are [4, 4] bf16, expected tensors [?, n]"),
     (nn.concat, [[Tensor((None, 48), Q8)]], {},
      "nn.concat: a part is [?, 48] f8E4M3FN*e8m0[1x32]: its columns are not whole scale blocks of 32"),
+    (nn.columns, [X], {"first": 60, "count": 5}, "nn.columns: columns 60 to 64 asked for, x is [?, 64] bf16"),
+    (nn.columns, [X], {"first": -1, "count": 5}, "nn.columns: columns -1 to 3 asked for, x is [?, 64] bf16"),
+    (nn.columns, [X], {"first": 0, "count": 0}, "nn.columns: attribute count is 0, expected at least 1"),
+    (nn.columns, [Tensor((None, 64), Q8)], {"first": 0, "count": 32},
+     "nn.columns: x is [?, 64] f8E4M3FN*e8m0[1x32], expected rows that are not block scaled"),
+    (nn.columns, [ROWS], {"first": 0, "count": 1}, "nn.columns: x is [?] i32, expected rank 2"),
     (nn.stack, [[ROWS, X]], {}, "nn.stack: parts are [?] i32, [?, 64] bf16, expected tensors [?]"),
 ]
 
@@ -319,4 +334,5 @@ def test_costs_count_what_is_touched() -> None:
     assert Case(nn.quantize, [X], out=Q8).cost(3) == Cost(3 * 128, 3 * 66, {"f32": 3 * 3 * 64})
     assert Case(nn.take, [Tensor((None, 64), Q8), ROWS]).cost(3) == Cost(3 * 66 + 3 * 4, 3 * 66)
     assert Case(nn.concat, [[X, X]]).cost(3) == Cost(2 * 3 * 128, 3 * 256)
+    assert Case(nn.columns, [X], first=5, count=7).cost(3) == Cost(3 * 14, 3 * 14)
     assert Case(nn.stack, [[ROWS, ROWS]]).cost(3) == Cost(24, 24)

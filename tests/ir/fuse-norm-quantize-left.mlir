@@ -20,3 +20,15 @@ func.func @other(%x: tensor<?x64xbf16> {tapeout.extent = "rows"}, %w: tensor<64x
   %1 = nn.quantize(%x) : (tensor<?x64xbf16>) -> tensor<?x64xf8E4M3FN, #q8>
   return %0, %1 : tensor<?x64xbf16>, tensor<?x64xf8E4M3FN, #q8>
 }
+
+// Columns that others read too are made once, outside.
+// CHECK-LABEL: func.func @shared
+// CHECK-NEXT: nn.columns(
+// CHECK-NEXT: nn.fused(
+// CHECK-NOT: columns_norm_quantize
+func.func @shared(%x: tensor<?x96xbf16> {tapeout.extent = "rows"}, %w: tensor<64xbf16>) -> (tensor<?x64xbf16>, tensor<?x64xf8E4M3FN, #q8>) {
+  %0 = nn.columns(%x) {first = 32 : i64, count = 64 : i64} : (tensor<?x96xbf16>) -> tensor<?x64xbf16>
+  %1 = nn.rms_norm(%0, %w) {epsilon = 1.0e-20 : f64} : (tensor<?x64xbf16>, tensor<64xbf16>) -> tensor<?x64xbf16>
+  %2 = nn.quantize(%1) : (tensor<?x64xbf16>) -> tensor<?x64xf8E4M3FN, #q8>
+  return %0, %2 : tensor<?x64xbf16>, tensor<?x64xf8E4M3FN, #q8>
+}

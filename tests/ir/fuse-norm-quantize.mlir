@@ -31,3 +31,18 @@ func.func @both(%x: tensor<?x64xbf16> {tapeout.extent = "rows"}, %w: tensor<64xb
   %2 = nn.quantize(%0) : (tensor<?x64xbf16>) -> tensor<?x64xf8E4M3FN, #q8>
   return %1, %2 : tensor<?x64xbf16>, tensor<?x64xf8E4M3FN, #q8>
 }
+
+// Of rows that lie beside others the columns are taken in the group.
+// CHECK-LABEL: func.func @beside
+// CHECK-NEXT: %[[F:.*]]:2 = nn.fused(
+// CHECK: %[[C:.*]] = nn.columns(
+// CHECK-NEXT: %[[N:.*]] = nn.rms_norm(%[[C]],
+// CHECK-NEXT: %[[Q:.*]] = nn.quantize(%[[N]])
+// CHECK-NEXT: nn.yield(%[[N]], %[[Q]])
+// CHECK-NEXT: {kind = "columns_norm_quantize"
+func.func @beside(%x: tensor<?x96xbf16> {tapeout.extent = "rows"}, %w: tensor<64xbf16>) -> (tensor<?x64xbf16>, tensor<?x64xf8E4M3FN, #q8>) {
+  %0 = nn.columns(%x) {first = 32 : i64, count = 64 : i64} : (tensor<?x96xbf16>) -> tensor<?x64xbf16>
+  %1 = nn.rms_norm(%0, %w) {epsilon = 1.0e-20 : f64} : (tensor<?x64xbf16>, tensor<64xbf16>) -> tensor<?x64xbf16>
+  %2 = nn.quantize(%1) : (tensor<?x64xbf16>) -> tensor<?x64xf8E4M3FN, #q8>
+  return %1, %2 : tensor<?x64xbf16>, tensor<?x64xf8E4M3FN, #q8>
+}

@@ -31,3 +31,22 @@ func.func @queries(%x: tensor<?x64xbf16> {tapeout.extent = "rows"}, %p: tensor<?
   %1 = nn.quantize(%0) : (tensor<?x64xbf16>) -> tensor<?x64xf4E2M1FN, #q8>
   return %1 : tensor<?x64xf4E2M1FN, #q8>
 }
+
+// Window vectors that lie beside others: their columns are taken in the group.
+// CHECK-LABEL: func.func @beside
+// CHECK-NEXT: %[[F:.*]] = nn.fused(%{{[^,]*}}, %{{[^,]*}}, %{{[^,]*}}, %{{[^,]*}}) ({
+// CHECK: %[[C:.*]] = nn.columns(
+// CHECK-NEXT: %[[N:.*]] = nn.rms_norm(%[[C]],
+// CHECK-NEXT: %[[R:.*]] = nn.rope(%[[N]],
+// CHECK-NEXT: %[[Q:.*]] = nn.quantize(%[[R]])
+// CHECK-NEXT: nn.yield(%[[Q]])
+// CHECK-NEXT: {kind = "columns_norm_rope_quantize"
+// CHECK-NEXT: return %[[F]]
+func.func @beside(%x: tensor<?x96xbf16> {tapeout.extent = "rows"}, %w: tensor<64xbf16>, %p: tensor<?xi32> {tapeout.extent = "rows"},
+                  %t: tensor<9x32xf32>) -> tensor<?x64xf8E4M3FN, #q8> {
+  %0 = nn.columns(%x) {first = 32 : i64, count = 64 : i64} : (tensor<?x96xbf16>) -> tensor<?x64xbf16>
+  %1 = nn.rms_norm(%0, %w) {epsilon = 1.0e-20 : f64} : (tensor<?x64xbf16>, tensor<64xbf16>) -> tensor<?x64xbf16>
+  %2 = nn.rope(%1, %p, %t) {heads = 1 : i64, width = 64 : i64, offset = 0 : i64, inverse = false} : (tensor<?x64xbf16>, tensor<?xi32>, tensor<9x32xf32>) -> tensor<?x64xbf16>
+  %3 = nn.quantize(%2) : (tensor<?x64xbf16>) -> tensor<?x64xf8E4M3FN, #q8>
+  return %3 : tensor<?x64xf8E4M3FN, #q8>
+}

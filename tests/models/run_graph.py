@@ -191,8 +191,9 @@ def operand(config: ModelConfig, source: WeightSource, tensor: Callable[[str], A
 
 
 def _joined(source: WeightSource, names: Sequence[str], tensor: Callable[[str], Array]) -> Array:
-    arrays = [np.asarray(tensor(name)) for name in names]
-    return np.stack(arrays) if len(source.view.shape) == 3 else arrays[0]
+    arrays, each = [np.asarray(tensor(name)) for name in names], max(1, len(source.rows))
+    matrices = [np.concatenate(arrays[i : i + each]) for i in range(0, len(arrays), each)]
+    return np.stack(matrices) if len(source.view.shape) == 3 else matrices[0]
 
 
 def _unpacked(packed: Array) -> Array:

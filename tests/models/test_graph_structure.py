@@ -10,6 +10,7 @@ import pytest
 from tapeout.dialects._mlir import ir
 from tapeout.dialects.text import parse, sugar
 from tapeout.dialects.types import Blocks, Ring, Tensor, from_ir
+from tapeout.models.deepseek_v41 import weights
 from tapeout.models.deepseek_v41.config import LayerKind, ModelConfig, shipped_config
 from tapeout.models.deepseek_v41.graph import GraphError, GraphOptions, build_graph, weight_sources
 from tapeout.models.deepseek_v41.graph_states import state_sources
@@ -94,8 +95,8 @@ def test_every_draw_of_a_position_has_its_own_stream(built: tuple[ModelConfig, i
 def test_size_of_the_real_graph(built: tuple[ModelConfig, ir.Module]) -> None:
     config, module = built
     found = {name: sum(count(f).values()) for name, f in functions(module).items()}
-    real = {"step": 15, "encoder": 710, "decoder": 692, "sample": 3, "draft": 129}
-    tiny = {"step": 15, "encoder": 132, "decoder": 131, "sample": 3, "draft": 98}
+    real = {"step": 15, "encoder": 684, "decoder": 672, "sample": 3, "draft": 126}
+    tiny = {"step": 15, "encoder": 127, "decoder": 128, "sample": 3, "draft": 96}
     assert found == (real if config.layers == 40 else tiny)
 
 
@@ -152,7 +153,8 @@ def test_every_operand_of_the_checkpoint_is_used(built: tuple[ModelConfig, ir.Mo
     assert used == {name: source.kind for name, source in sources.items()}
     stored = [name for source in sources.values() for name in (*source.tensors, *source.scales)]
     wanted = [name for name, spec in tensor_table(config).items() if spec.part is not Part.VISION and not name.endswith("bias_vl")]
-    assert sorted(stored) == sorted(wanted)
+    twice = [f"mtp.{stage}.attn.wkv.{part}" for stage in range(config.draft_stages) for part in ("weight", "scale")]
+    assert sorted(stored) == sorted([*wanted, *twice])
 
 
 def test_weight_views_follow_the_table(built: tuple[ModelConfig, ir.Module]) -> None:
@@ -173,6 +175,24 @@ def test_weight_views_follow_the_table(built: tuple[ModelConfig, ir.Module]) -> 
     assert plain == Rotary(0, 10000.0, None, 64, text.max_position_embeddings)
     assert compressed == Rotary(1, 160000.0, text.rope_scaling, 64, text.max_position_embeddings)
     assert ids == TokenMap(2)
+
+
+def test_tensors_that_are_one_operand(monkeypatch: pytest.MonkeyPatch, built: tuple[ModelConfig, ir.Module]) -> None:
+    """Of one matrix: the rows of each, in the order of the table; of experts: expert by expert. A name in another place is left alone."""
+    config, _ = built
+    text, names = config.text, ("w1", "w3")
+    monkeypatch.setattr(weights, "TOGETHER", ((r".*\.ffn\.(shared_)?experts", names), (r"layers\.0\.attn", ("wq_a", "wkv"))))
+    sources = weight_sources(config)
+    inner, hidden, low = text.moe_intermediate_size, text.hidden_size, text.q_lora_rank
+    experts, shared, first = (sources[f"layers.0.{name}"] for name in ("ffn.experts.w1+w3", "ffn.shared_experts.w1+w3", "attn.wq_a+wkv"))
+    assert experts.tensors == tuple(f"layers.0.ffn.experts.{e}.{w}.weight" for e in range(text.n_routed_experts) for w in names)
+    assert experts.scales == tuple(name.replace("weight", "scale") for name in experts.tensors)
+    assert experts.view.shape == (text.n_routed_experts, 2 * inner, hidden) and experts.rows == (inner, inner)
+    assert shared.tensors == tuple(f"layers.0.ffn.shared_experts.{w}.weight" for w in names)
+    assert shared.view.shape == (2 * inner, hidden) and shared.rows == (inner, inner)
+    assert first.view.shape == (low + text.head_dim, hidden) and first.rows == (low, text.head_dim)
+    assert not {"layers.0.ffn.experts.w1", "layers.0.attn.wkv", "layers.1.attn.wq_a+wkv"} & set(sources)
+    assert sources["layers.1.attn.wkv"].rows == () and sources["layers.0.ffn.experts.w2"].rows == ()
 
 
 def test_who_owns_which_state(built: tuple[ModelConfig, ir.Module]) -> None:
@@ -270,7 +290,7 @@ def test_documented_fp32_results_are_wide(built: tuple[ModelConfig, ir.Module]) 
         wide.update(names[op.operands[1]] for op in linears if ir.BoolAttr(op.attributes["wide"]).value)
     last = f"mtp.{config.draft_stages - 1}"
     owners = [l for l in config.text.kv_source_layer_ids if config.ratio(l) == 2]
-    pairs = [f"layers.{l}.attn.compressor.{part}" for l in owners for part in ("wkv", "wgate")]
+    pairs = [f"layers.{l}.attn.compressor.wgate+wkv" for l in owners]
     assert wide == {"head": 2, f"{last}.markov_head.head": config.text.dspark_block_size, **dict.fromkeys(pairs, 1)}
 
 

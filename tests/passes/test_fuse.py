@@ -21,6 +21,14 @@ def test_groups_never_nest_and_hold_several_ops(config: object) -> None:
 
 
 @CONFIGS
+def test_columns_are_read_where_they_lie(config: object) -> None:
+    """Every range of columns is taken inside the group of the norm that reads it: none is a launch of its own."""
+    with graph("outline-layers", config) as module:  # type: ignore[arg-type]
+        taken = [op for op in every_op(module) if op.name == "nn.columns"]
+        assert taken and all(op.parent.name == "nn.fused" for op in taken)
+
+
+@CONFIGS
 def test_no_op_is_lost_or_doubled(config: object) -> None:
     added = ("nn.fused", "nn.yield")
     with graph("fuse-query-path", config) as module:  # type: ignore[arg-type]

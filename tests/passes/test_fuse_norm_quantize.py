@@ -11,12 +11,12 @@ def test_keeps_meaning() -> None:
 
 
 def test_groups() -> None:
-    """Query latents (8), sublayer inputs but that of the boundary layer (15), the draft's features."""
+    """Query latents (8), which lie beside window vectors, sublayer inputs but that of the boundary layer (15), the draft's features."""
     with graph("fuse-norm-quantize") as module:
         before = Counter(kinds(module))
         FuseNormQuantize().run(module)
         after = Counter(kinds(module))
-    assert after - before == {"norm_quantize": 24}
+    assert after - before == {"columns_norm_quantize": 8, "norm_quantize": 16}
     assert before - after == {}
 
 

@@ -37,6 +37,16 @@ def test_concat() -> None:
     assert transformed([distinct(2), distinct(3)], ["concat"]).tolist() == [1, 2, 1, 2, 3]
 
 
+@pytest.mark.parametrize(("experts", "count", "rows"), [(3, 2, 5), (1, 3, 1), (2, 1, 4), (0, 2, 3)])
+def test_rows_together(experts: int, count: int, rows: int) -> None:
+    parts = [distinct(rows, 7) + 1000 * i for i in range(experts * count)]
+    if experts:
+        out = transformed(parts, ["stack", f"rows_together:{count}"])
+        assert out.shape == (experts, count * rows, 7)
+        assert all(out[e, r, c] == parts[count * e + r // rows][r % rows, c] for e, r, c in cells(out))
+    assert transformed_shape([(experts * count, rows, 7)], [f"rows_together:{count}"]) == (experts, count * rows, 7)
+
+
 @pytest.mark.parametrize("shape", [(3, 5), (2, 3, 5), (1, 1), (2, 0, 3)])
 def test_transpose(shape: tuple[int, ...]) -> None:
     array = distinct(*shape)
@@ -112,7 +122,7 @@ def test_shapes_are_known_before_data_moves(transforms: list[str]) -> None:
 
 @pytest.mark.parametrize("name", sorted(TRANSFORMS))
 def test_every_transform_promises_the_shape_it_gives(name: str) -> None:
-    text = {"panels": "panels:16", "expand_rows": "expand_rows:32:100"}.get(name, name)
+    text = {"panels": "panels:16", "expand_rows": "expand_rows:32:100", "rows_together": "rows_together:2"}.get(name, name)
     array = np.zeros((2, 4, 64), dtype=np.uint8)
     out = transformed([array], [text])
     assert transformed_shape([array.shape], [text]) == out.shape and out.flags.c_contiguous
@@ -130,6 +140,8 @@ def test_every_transform_promises_the_shape_it_gives(name: str) -> None:
         ([(2, 3)], ["panels:x"], TransformUnknown, "panels:x"),
         ([(3,)], ["transpose"], TransformRefused, "at least two axes"),
         ([(3,)], ["panels:4"], TransformRefused, "at least two axes"),
+        ([(3, 4)], ["rows_together:3"], TransformRefused, "at least three axes"),
+        ([(3, 4, 5)], ["rows_together:2"], TransformRefused, "a multiple of 2 matrices"),
         ([(3, 63)], ["fp4_split"], TransformRefused, "a multiple of 128 columns"),
         ([(3, 4)], ["expand_rows:2:9"], TransformRefused, "5 rows for 9 rows in blocks of 2"),
         ([(2, 3), (3, 2)], ["stack"], TransformRefused, "equal shapes"),

@@ -83,6 +83,24 @@ def test_misfits_are_refused(wanted: WeightPart, error: type[WeightsError], word
     assert words in str(refused.value)
 
 
+@pytest.mark.parametrize("wrong", [None, "a.0", "b.0", "a.1", "b.1"])
+def test_of_tensors_that_are_one_matrix_the_one_that_does_not_fit_is_named(wrong: str | None) -> None:
+    """Two matrices of 3 rows below 1, then two of a row: a total alone would not say which tensor has a row too many."""
+    names = ("a.0", "b.0", "a.1", "b.1")
+    stored = {name: np.full((2 if name == wrong else 1, 3), i + 1, dtype=bfloat16) for i, name in enumerate(names)}
+    stacked = part("values", "bf16", (2, 2, 3), *names, transforms=("stack", "rows_together:2")).model_copy(update={"stored": ((1, 3), (1, 3))})
+    below = part("values", "bf16", (2, 3), *names[:2], transforms=("concat",)).model_copy(update={"stored": ((1, 3), (1, 3))})
+    if wrong is None:
+        bound = bind_weights([operand(stacked)], Tensors(**stored)).parts["op", "values"]
+        assert bound[:, :, 0].tolist() == [[1, 2], [3, 4]]
+    for one in (stacked, below) if wrong in names[:2] else (stacked,) if wrong else ():
+        with pytest.raises(TensorMismatch) as refused:
+            bind_weights([operand(one)], Tensors(**stored))
+        assert f"op.values of {wrong} - found shape [2, 3], expected [1, 3]" in str(refused.value)
+    with pytest.raises(TensorMismatch, match=r"op\.values of b\.0 - found elements float32, expected bf16"):
+        bind_weights([operand(below)], Tensors(**{name: np.ones((1, 3), np.float32 if name == "b.0" else bfloat16) for name in names}))
+
+
 @pytest.mark.parametrize("transforms", [(), ("transpose",)])
 @pytest.mark.parametrize(("most", "fits"), [(166, True), (165, False), (None, True)])
 def test_scales_beyond_what_kernels_take_are_refused(transforms: tuple[str, ...], most: int | None, fits: bool) -> None:

@@ -124,7 +124,7 @@ def _draw(a: Any, results: Any, inputs: Any, found: Any) -> list[Verdict]:
     logits, temperature, top_k, top_p, seeds, positions = inputs
     x, tokens, wrong = decode(logits), found[0], None
     if tokens.min(initial=0) < 0 or tokens.max(initial=0) >= x.shape[1]:
-        return [_verdict("tokens outside the vocabulary", False)] * 2
+        return [_verdict("tokens outside the vocabulary", False)] * len(found)
     hot = np.where(temperature > 0, np.maximum(temperature.astype(np.float64), sample.COOLEST), 1.0)[:, None]
     scaled = x / hot
     scaled -= scaled.max(axis=1, keepdims=True)
@@ -140,7 +140,8 @@ def _draw(a: Any, results: Any, inputs: Any, found: Any) -> list[Verdict]:
     raw = x - x.max(axis=1, keepdims=True)
     logprobs = (raw - np.log(np.exp(raw).sum(axis=1, keepdims=True)))[np.arange(len(x)), tokens]
     bound = 2.0**-22 * (np.abs(logprobs) + 4) + x.shape[1] * 2.0**-24
-    return [_verdict(wrong, np.array_equal(tokens, wanted[0])), compared(found[1], (logprobs, bound), results[1])]
+    more = [compared(found[1], (logprobs, bound), results[1])] if found[1:] else []  # tokens alone are asked for where they are drafts
+    return [_verdict(wrong, np.array_equal(tokens, wanted[0])), *more]
 
 
 CHOICES: dict[str, Callable[[Any, Any, Any, Any], list[Verdict]]] = {

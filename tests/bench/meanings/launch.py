@@ -25,6 +25,8 @@ from tests.bench.meanings.scene import Memory, loaded, rows_of
 
 PATTERN = 0xA5  # in results before a launch: no kernel makes it of poison
 SAMPLED = 4  # rows at each of first, middle and last place
+JOINING = ("stack", "concat", "rows_together")
+"""Transforms that leave a weight as a meaning takes it."""
 PRODUCTS, APART = ("nn.linear", "moe.expert_linear"), 24
 WHOLE = ("step.", "cache.", "moe.dispatch", "mla.pool", "dspark.block", "dspark.window", "engram.lookback")
 """Ops of which a row's result depends on its number or on other rows: checked on all rows at once."""
@@ -77,10 +79,11 @@ class Weight:
         return _value(self.view, [self._part(part) for part in self.operand.parts])
 
     def _part(self, part: Any) -> Any:
-        if set(part.transforms) <= {"stack"}:
+        if all(transform.partition(":")[0] in JOINING for transform in part.transforms):
             return self.bound[self.operand.name, part.part]
-        found = [self.tensors.tensor(name) for name in part.tensors]
-        return np.stack(found) if len(self.view.shape) == 3 else found[0]
+        found, each = [self.tensors.tensor(name) for name in part.tensors], max(1, len(part.stored))
+        matrices = [np.concatenate(found[i : i + each]) if each > 1 else found[i] for i in range(0, len(found), each)]
+        return np.stack(matrices) if len(self.view.shape) == 3 else matrices[0]
 
 
 @dataclass(frozen=True)
@@ -212,8 +215,8 @@ def part_of(case: Case, inputs: list[Any], found: list[Any], count: int) -> tupl
     elif name == "moe.combine":
         taken[0] = inputs[0].flat(taken[1].reshape(-1)).reshape(*taken[1].shape, -1)
         taken[1] = np.arange(taken[1].size, dtype=np.int32).reshape(taken[1].shape)
-    elif name == "moe.swiglu" and len(case.operands) > 2:
-        taken[2] = inputs[2].all()  # weights are found by pair number
+    elif name == "moe.swiglu" and len(case.operands) > 1:
+        taken[1] = inputs[1].all()  # weights are found by pair number
     return case, taken, [x.at(rows) for x in found]
 
 

@@ -10,6 +10,7 @@ from tapeout.dialects.define import REGISTRY, as_tuple
 from tapeout.dialects.format import Scaled
 from tapeout.dialects.state import State
 from tests.bench.meanings.bounds import bounded, compared
+from tests.bench.meanings.cases import Case
 from tests.bench.meanings.choices import CHOICES
 from tests.bench.meanings.launch import Job, Packed, Weight
 
@@ -45,15 +46,27 @@ def verdict(number: int) -> dict[str, Any]:
 
 
 def _verdicts(job: Job) -> list[dict[str, Any]]:
-    case, op = job.case, job.case.body[0]
+    case, op = job.case, job.case.body[-1]
     if not job.count:
         return []
     with np.errstate(all="ignore"):
         if op.name in CHOICES:
-            return CHOICES[op.name](SimpleNamespace(**op.attributes), list(op.results), [job.inputs[r[1]] for r in op.operands], job.found)
+            return CHOICES[op.name](SimpleNamespace(**op.attributes), list(op.results), _given(case, job.inputs), job.found)
         if not case.results:
             return _state_verdicts(job)
         return [compared(f, one, view) for f, one, view in zip(job.found, bounded(case, job.inputs), case.results, strict=True)]
+
+
+def _given(case: Case, inputs: list[Any]) -> list[Any]:
+    """Operands of the last op of a body; what ops in front of it make, by their meanings."""
+    made: list[Any] = []
+
+    def value(ref: Any) -> Any:
+        return inputs[ref[1]] if ref[0] == "in" else made[ref[1]][ref[2]]
+
+    for op in case.body[:-1]:
+        made.append(as_tuple(REGISTRY[op.name].meaning(SimpleNamespace(**op.attributes), list(op.results), *map(value, op.operands))))
+    return [value(ref) for ref in case.body[-1].operands]
 
 
 def _state_verdicts(job: Job) -> list[dict[str, Any]]:

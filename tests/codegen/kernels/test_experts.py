@@ -129,23 +129,24 @@ def test_expert_columns_outside_whole_groups_are_refused():
 
 
 def swiglu_views(f, choices):
-    shape = (None, f) if choices is None else (None, choices, f)
+    shape = (None, 2 * f) if choices is None else (None, choices, 2 * f)
     routed = [None, None] if choices is None else [Tensor((None, choices), FP32), Tensor((None, choices), INT32)]
-    return [Tensor(shape, BF16)] * 2, routed
+    return Tensor(shape, BF16), routed
 
 
 def swiglu_operands(count, f, choices):
     shape = (count, f) if choices is None else (count, choices, f)
-    gate, up = (uneven(seed, int(np.prod(shape[:-1])), f).reshape(shape) for seed in (count, count + 100))
+    x = np.concatenate([uneven(seed, int(np.prod(shape[:-1])), f).reshape(shape) for seed in (count, count + 100)], -1)
     if choices is None:
-        return gate, up, None, None
+        return x, None, None
     order = np.random.default_rng(count).permutation(count * choices).astype(np.int32).reshape(count, choices)
-    return gate, up, np.abs(numbers(5, count, choices, number=FP32)), order
+    return x, np.abs(numbers(5, count, choices, number=FP32)), order
 
 
-def real_swiglu(gate, up, weights, order, limit):
-    g = np.minimum(decode(gate), limit)
-    y = g / (1 + np.exp(np.minimum(-g, 700))) * np.clip(decode(up), -limit, limit)
+def real_swiglu(x, weights, order, limit):
+    f = x.shape[-1] // 2
+    g = np.minimum(decode(x)[..., :f], limit)
+    y = g / (1 + np.exp(np.minimum(-g, 700))) * np.clip(decode(x)[..., f:], -limit, limit)
     return y if order is None else y * decode(weights).reshape(-1)[order.reshape(-1)].reshape(*order.shape, 1)
 
 
@@ -155,8 +156,8 @@ def real_swiglu(gate, up, weights, order, limit):
     (96, {"block_rows": 4, "block_columns": 32}), (40, {}), (192, {"block_rows": 2, "block_columns": 32, "parts": 3})])
 def test_swiglu_is_the_formula(how, choices, f, schedule):
     """Gates below -88 leave the range of the f32 exponential: there the kernel's 0 stands for a number below 2^-100."""
-    values, routed = swiglu_views(f, choices)
-    case = KernelCase(partial(moe.swiglu, limit=10.0, out=BF16), [*values, *routed], **schedule)
+    x, routed = swiglu_views(f, choices)
+    case = KernelCase(partial(moe.swiglu, limit=10.0, out=BF16), [x, *routed], **schedule)
     for count in ROWS:
         given = swiglu_operands(count, f, choices)
         exact = real_swiglu(*given, 10.0)
@@ -166,15 +167,15 @@ def test_swiglu_is_the_formula(how, choices, f, schedule):
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("choices", [None, 3])
 def test_swiglu_quantize_is_swiglu_then_quantize(how, choices):
-    values, routed = swiglu_views(96, choices)
+    x, routed = swiglu_views(96, choices)
     block = {"block_rows": 4, "block_columns": 32}
 
-    def build(gate, up, weights=None, order=None):
-        return nn.quantize(moe.swiglu(gate, up, weights, order, limit=10.0, out=BF16), out=Q8)
+    def build(x, weights=None, order=None):
+        return nn.quantize(moe.swiglu(x, weights, order, limit=10.0, out=BF16), out=Q8)
 
-    case = KernelCase(build, [*values, *(v for v in routed if v)], "swiglu_quantize", **block)
-    plain = KernelCase(partial(moe.swiglu, limit=10.0, out=BF16), [*values, *routed], **block)
-    quantize = KernelCase(partial(nn.quantize, out=Q8), [Tensor(values[0].shape, BF16)])
+    case = KernelCase(build, [x, *(v for v in routed if v)], "swiglu_quantize", **block)
+    plain = KernelCase(partial(moe.swiglu, limit=10.0, out=BF16), [x, *routed], **block)
+    quantize = KernelCase(partial(nn.quantize, out=Q8), [Tensor((*x.shape[:-1], 96), BF16)])
     for count in ROWS:
         given = swiglu_operands(count, 96, choices)
         (y,) = plain.run(how, *given)

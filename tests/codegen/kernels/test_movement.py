@@ -71,6 +71,16 @@ def test_concat_joins_columns(how, number):
 
 
 @pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("number", [BF16, FP32])
+@pytest.mark.parametrize(("first", "count", "wide"), [(0, 64, 64), (7, 53, 61), (32, 64, 96), (60, 1, 61)])
+def test_columns_are_taken_of_wider_rows(how, number, first, count, wide):
+    case = KernelCase(partial(nn.columns, first=first, count=count), [Tensor((None, wide), number)], **PIECES)
+    for rows in ROWS:
+        x = values(5, rows, wide, number=number)
+        assert_same(case.run(how, x), case.meaning(x))
+
+
+@pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("number", [INT32, FP32])
 def test_stack_makes_columns(how, number):
     case = KernelCase(lambda *parts: nn.stack(list(parts)), [Tensor((None,), number)] * 5, block_rows=4)

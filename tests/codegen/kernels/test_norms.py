@@ -27,6 +27,13 @@ def rows_of(count: int, n: int):
     return uneven(count, count, n), numbers(7, n)
 
 
+def amid(x, first: int, wide: int):
+    """Rows of `wide` columns that hold x from column `first` on, and nothing that is a number beside it."""
+    out = np.full((len(x), wide), np.nan, np.float32).astype(x.dtype)
+    out[:, first : first + x.shape[1]] = x
+    return out
+
+
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize(("n", "schedule"), [
@@ -78,6 +85,54 @@ def test_norm_quantize_is_norm_then_quantize(how, keep, number):
         (y,) = norm.run(how, x, weight)
         (q,) = quantize.meaning(y)
         assert_same(case.run(how, x, weight), [y, q] if keep else [q])
+
+
+PLACES = [(0, 96), (32, 128), (37, 160), (1, 98)]
+"""First column and columns of rows that a norm of 96 columns reads some of."""
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize(("first", "wide"), PLACES)
+@pytest.mark.parametrize("form", [{"held": 0}, {"held": 1, "ahead": 1}], ids=str)
+def test_a_norm_reads_its_columns_of_wider_rows(how, keep, first, wide, form):
+    n, blocks = 96, {"block_rows": 4, "block_columns": 32, **form}
+
+    def build(x, weight):
+        y = nn.rms_norm(x, weight, epsilon=EPSILON, out=BF16)
+        q = nn.quantize(y, out=Q8)
+        return (y, q) if keep else q
+
+    views = [Tensor((None, n), BF16), Tensor((n,), BF16)]
+    alone = KernelCase(build, views, "norm_quantize", **blocks)
+    case = KernelCase(
+        lambda x, w: build(nn.columns(x, first=first, count=n), w), [Tensor((None, wide), BF16), views[1]], "columns_norm_quantize", **blocks)
+    for count in ROWS:
+        x, weight = rows_of(count, n)
+        assert_same(case.run(how, amid(x, first, wide), weight), alone.run(how, x, weight))
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize(("heads", "schedule"), [(1, {"block_rows": 0}), (3, {"block_rows": 0}), (1, {"block_rows": 2}), (1, {"block_rows": 1})])
+@pytest.mark.parametrize(("first", "wide"), PLACES)
+def test_norm_and_rotation_read_their_columns_of_wider_rows(how, heads, schedule, first, wide):
+    turn, n = {"heads": heads, "width": 96 // heads, "offset": 0, "inverse": False}, 96
+    table = numbers(5, 50, 32, number=FP32)
+
+    def build(x, weight, positions, angles):
+        y = nn.rms_norm(x, weight, epsilon=EPSILON, out=BF16)
+        return nn.quantize(nn.rope(y, positions, angles, out=BF16, **turn), out=Q8)
+
+    rest = [Tensor((n,), BF16), Tensor((None,), INT32), Tensor(table.shape, FP32)]
+    blocks = {"block_columns": 32, "held": 0, **schedule}
+    alone = KernelCase(build, [Tensor((None, n), BF16), *rest], "norm_rope_quantize", **blocks)
+    case = KernelCase(
+        lambda x, *others: build(nn.columns(x, first=first, count=n), *others), [Tensor((None, wide), BF16), *rest],
+        "columns_norm_rope_quantize", **blocks)
+    for count in ROWS:
+        x, weight = rows_of(count, n)
+        positions = (np.arange(count) * 7 % 50).astype(np.int32)
+        assert_same(case.run(how, amid(x, first, wide), weight, positions, table), alone.run(how, x, weight, positions, table))
 
 
 @pytest.mark.parametrize("how", HOW)

@@ -54,7 +54,7 @@ def test_blocks_divide_rows_and_parts_are_whole_blocks(chip, columns):
     streams = Tensor((None, 4, columns), BF16)
     requests = {
         "quantize": Request("nn.quantize", (), (x,), (Tensor((None, columns), Q8),)),
-        "swiglu": Request("moe.swiglu", (("limit", 10.0),), (x, x), (x,)),
+        "swiglu": Request("moe.swiglu", (("limit", 10.0),), (Tensor((None, 2 * columns), BF16),), (x,)),
         "rms_norm": Request("nn.rms_norm", (("epsilon", 1e-6),), (x, weight), (x,)),
         "mean": Request("mhc.mean", (), (streams,), (x,)),
         "collapse": Request("mhc.collapse", (), (streams, Tensor((None, 4), FP32)), (x,)),
@@ -91,6 +91,23 @@ def test_buckets_differ_in_how_work_is_cut_and_not_in_sums(family, chip):
         assert [one.get("eager", 0) for one in rows.values()] == [1, 1, 1, 0, 0, 0, 0]
 
 
+@pytest.mark.parametrize("chip", [SM90, SM100])
+def test_a_norm_of_some_columns_is_cut_as_one_of_rows_that_have_no_others(chip):
+    """Width decides which instances add up in which order, and of wider rows it is the columns' own."""
+    turn = ("nn.rope", (("heads", 1), ("inverse", False), ("offset", 0), ("width", 512)))
+    tables = Tensor((None,), INT32), Tensor((8192, 64), FP32)
+    for family, n, first, kind, more, operands in (("rms_norm", 1280, 0, "norm_quantize", (), ()),
+                                                   ("norm_rope_quantize", 512, 1280, "norm_rope_quantize", (turn,), tables)):  # fmt: skip
+        body, taken = (("nn.rms_norm", (("epsilon", 1e-6),)), *more, ("nn.quantize", ())), ("nn.columns", (("count", n), ("first", first)))
+        alone, beside = (
+            Request(f"nn.fused:{name}", (), (Tensor((None, wide), BF16), Tensor((n,), BF16), *operands), (Tensor((None, n), Q8),), ops)
+            for name, wide, ops in ((kind, n, body), (f"columns_{kind}", 1792, (taken, *body)))
+        )
+        for bucket in (1, 16, 64, 256, 4096):
+            rows = [bucket_rows_for(chip)(family, one, schedule_for(chip)(family, one), bucket) for one in (alone, beside)]
+            assert rows[0] == rows[1]
+
+
 def test_lists_that_are_held_fit_the_registers_of_their_warps():
     """128 numbers a thread at most."""
     for pages in (3, 256, 1024):
@@ -104,7 +121,7 @@ def test_a_row_of_logits_is_whole_pieces():
         request = Request("sample.draw", (("stream", 0),), (Tensor((None, tokens), FP32), Tensor((None,), FP32), TABLE, Tensor((None,), FP32),
                                                             Tensor((None,), INT64), TABLE), (TABLE, Tensor((None,), FP32)))  # fmt: skip
         row = schedule_for(SM90)("draw", request)
-        assert tokens == row["pieces"] * row["block_columns"] and tokens % row["row_columns"] == 0
+        assert tokens == row["pieces"] * row["block_columns"] and tokens % row["row_columns"] == 0 and row["instances"] >= row["pieces"]
         assert len(build(Choice(request, "draw", tuple(sorted(row.items())))).before) == 3
 
 
