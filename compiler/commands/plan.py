@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 def command(
     path: Annotated[Path, typer.Argument(help="config.json or a Hugging Face folder")],
     target: Annotated[str, typer.Option(help="cpu, sm90, sm100, sm103 or ascend950; all but the first also give bounds of every kernel")] = "cpu",
-    context: of.Context = of.CONTEXT,
-    sequences: of.Sequences = of.SEQUENCES,
     max_rows: of.Rows = of.ROWS,
+    max_sequences: of.Sequences = of.SEQUENCES,
     max_outputs: of.Outputs = of.OUTPUTS,
+    max_context: of.Context = of.CONTEXT,
     block_tokens: of.BlockTokens = of.BLOCK_TOKENS,
     workspace: of.Workspace = of.WORKSPACE,
     row_buckets: of.RowBuckets = "",
@@ -50,25 +50,22 @@ def command(
         check_output(write_tuning, "--write-tuning")
         check_apart({"--write-tuning": write_tuning}, {"configuration": path / "config.json" if path.is_dir() else path})
     config = load_config(path, allow_unknown_keys=allow_unknown_keys)
-    try:
-        settings = Settings(
-            target=target,
-            max_rows=max_rows,
-            max_sequences=sequences,
-            max_outputs=max_outputs,
-            max_context=context,
-            block_tokens=block_tokens,
-            workspace_bytes=workspace * MEBIBYTE,
-            buckets=parse_buckets(row_buckets),
-            tuned=read_tuning(tuning, target),
-        )
-        if len(settings.targets) > 1:
-            raise SettingsError([f"--target: found {target}, expected one target, as every plan is of one"])
-        if target in ASCEND:
-            target_of(target).require()
-        planned = plan(config, settings, Watch())
-    except SettingsError as error:
-        raise error.renamed({"--max-context": "--context", "--max-sequences": "--sequences"}) from None
+    settings = Settings(
+        target=target,
+        max_rows=max_rows,
+        max_sequences=max_sequences,
+        max_outputs=max_outputs,
+        max_context=max_context,
+        block_tokens=block_tokens,
+        workspace_bytes=workspace * MEBIBYTE,
+        buckets=parse_buckets(row_buckets),
+        tuned=read_tuning(tuning, target),
+    )
+    if len(settings.targets) > 1:
+        raise SettingsError([f"--target: found {target}, expected one target, as every plan is of one"])
+    if target in ASCEND:
+        target_of(target).require()
+    planned = plan(config, settings, Watch())
     assert planned is not None, "a plan without stop_after is whole"
     if write_tuning is not None:
         write_text(write_tuning, _rows(config, settings, planned), "--write-tuning")

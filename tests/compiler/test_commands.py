@@ -98,7 +98,7 @@ def test_help_is_quick_and_starts_no_compiler() -> None:
         ["compile"],
         ["compile", TINY],
         ["plan"],
-        ["plan", TINY, "--context", "many"],
+        ["plan", TINY, "--max-context", "many"],
         ["run", "artifact"],
         ["opt"],
         ["inspect"],
@@ -173,7 +173,7 @@ def test_inspect_refuses(tapeout: Tapeout, tmp_path: Path) -> None:
 
 def test_plan_of_the_real_model(tapeout: Tapeout) -> None:
     """Hand numbers of the model spec: 890 bytes a token (11), 15.79 and 32.26 GFLOP a token (12.2)."""
-    data = tapeout.json("plan", REAL, "--context", 4096, "--sequences", 8, "--max-rows", 16)
+    data = tapeout.json("plan", REAL, "--max-context", 4096, "--max-sequences", 8, "--max-rows", 16)
     assert data["state"]["bytes_per_token"] == 890
     assert data["state"]["bytes"] == 8 * (4096 * 890 + data["state"]["bytes_per_sequence"])
     assert data["flops"] == {"prefill": 2 * 7_895_220_224, "decode": 2 * (15_468_068_864 + 661_913_600)}
@@ -188,7 +188,7 @@ def test_plan_of_the_real_model(tapeout: Tapeout) -> None:
 
 
 def test_plan_for_people_and_for_machines(tapeout: Tapeout) -> None:
-    arguments = ["plan", TINY, "--context", 256, "--sequences", 2, "--max-rows", 16, "--block-tokens", 16]
+    arguments = ["plan", TINY, "--max-context", 256, "--max-sequences", 2, "--max-rows", 16, "--block-tokens", 16]
     data = tapeout.json(*arguments)
     assert {"state", "flops", "weights", "arena_bytes", "arena", "kernels", "launches"} <= set(data)
     assert {"symbol", "family", "request", "schedule"} <= set(data["kernels"][0])
@@ -201,12 +201,12 @@ def test_plan_for_people_and_for_machines(tapeout: Tapeout) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--context", "0"], "--context: found 0, expected 1 to 16777216"),
+        (["--max-context", "0"], "--max-context: found 0, expected 1 to 16777216"),
         (["--target", "abacus"], "--target: found 'abacus', expected one of"),
         (["--target", "sm90,cpu"], "--target: found sm90,cpu, expected one target"),
         (["--block-tokens", "7"], "--block-tokens: found 7"),
-        (["--context", "16000000"], "--context: found 16000000, expected at most the model's 4096 positions"),
-        (["--sequences", "0"], "--sequences: found 0, expected 1 to --max-rows (512)"),
+        (["--max-context", "16000000"], "--max-context: found 16000000, expected at most the model's 4096 positions"),
+        (["--max-sequences", "0"], "--max-sequences: found 0, expected 1 to --max-rows (512)"),
         (["--workspace", "99999999999999999999"], "--workspace: found 1e+20 MiB, expected 1 to 1048576 MiB"),
         (["--max-outputs", "99999999999999999999"], "--max-outputs: found 99999999999999999999"),
         (["--block-tokens", "99999999999999999998"], "--block-tokens: found 99999999999999999998"),

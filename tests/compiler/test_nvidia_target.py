@@ -169,7 +169,7 @@ def test_without_scaled_products_fp8_is_done_in_bf16(kind: str, rate: float) -> 
 
 
 def test_a_plan_for_a_gpu_has_bounds(tapeout: Tapeout) -> None:  # noqa: F811
-    arguments = ["plan", TINY, "--context", 256, "--sequences", 2, "--max-rows", 16, "--block-tokens", 16, "--target", "sm90"]
+    arguments = ["plan", TINY, "--max-context", 256, "--max-sequences", 2, "--max-rows", 16, "--block-tokens", 16, "--target", "sm90"]
     data = tapeout.json(*arguments)
     kernels = {k["symbol"] for k in data["kernels"]}
     assert data["gpu"]["bounds"] and {b["kernel"] for b in data["gpu"]["bounds"]} <= kernels

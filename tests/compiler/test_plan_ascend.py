@@ -86,7 +86,7 @@ def test_the_command_lists_every_kernel_and_launch(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(ascend_bounds, "lowered_kernels", pretended)
     config = tmp_path / "config.json"
     config.write_text(json.dumps(shipped_config("tiny").canonical()))
-    asked = ["plan", str(config), "--target", "ascend950", "--max-rows", "24", "--context", "256", "--block-tokens", "16"]
+    asked = ["plan", str(config), "--target", "ascend950", "--max-rows", "24", "--max-context", "256", "--block-tokens", "16"]
     assert main([*asked, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert [k["symbol"] for k in data["ascend"]["kernels"]] == [k["symbol"] for k in data["kernels"]]

@@ -14,7 +14,7 @@ from tests.end_to_end.conftest import SETTINGS, Model, model  # noqa: F401 (the 
 
 STEP = ["--max-rows", SETTINGS.max_rows, "--block-tokens", SETTINGS.block_tokens]
 COMPILED = [*STEP, "--max-sequences", SETTINGS.max_sequences, "--max-context", SETTINGS.max_context]
-PLANNED = [*STEP, "--sequences", SETTINGS.max_sequences, "--context", SETTINGS.max_context]
+PLANNED = [*STEP, "--max-sequences", SETTINGS.max_sequences, "--max-context", SETTINGS.max_context]
 
 
 def test_the_page_s_row_is_possible(tapeout: Tapeout, tmp_path: Path) -> None:  # noqa: F811
