@@ -1,4 +1,4 @@
-"""What steps cost: the quadratic model of prompt steps, the table of decode steps, and estimates from an artifact's launch costs.
+"""What steps cost: the quadratic model of prompt steps, the table of decode steps, and an artifact's launch costs at run-time sizes.
 
 Everything is milliseconds and pure: an observation returns a new fit. Models are fitted online by recursive least squares with forgetting;
 a table answers for every number of rows at once, because the planner asks for all of them. Who measures, and when, is left to the engine.
@@ -6,7 +6,7 @@ docs/planning.md, costs.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -99,17 +99,8 @@ def prefill_features(pieces: Sequence[Piece]) -> Floats:
 
 
 def new_prefill_fit() -> Fit:
-    """A fit for prompt steps that knows nothing yet; observe the sweep first."""
+    """A fit for prompt steps that knows nothing yet."""
     return new_fit([1, 1024, 1024 * 16_384, 1, 128])
-
-
-def prefill_sweep(max_tokens: int, max_prefix: int, keep: int) -> tuple[tuple[Piece, ...], ...]:
-    """Twelve steps to measure at start that tell the five coefficients apart."""
-    sizes = [max(1, max_tokens * part // 8) for part in (1, 4, 8)]
-    alone = [(Piece(q, p),) for q in sizes for p in (0, max_prefix)]
-    kept = [(Piece(q, max_prefix // 2, min(keep, q)),) for q in sizes]
-    shared = [tuple(Piece(max(1, q // n), 0, 0) for _ in range(n)) for q, n in zip(sizes, (2, 4, 8), strict=True)]
-    return (*alone, *kept, *shared)
 
 
 def prefill_ms(fit: Fit, pieces: Sequence[Piece]) -> float:
@@ -291,47 +282,10 @@ class RowSlope:
         return max(0.0, median(known)) if known else 0.0
 
 
-class SamplerTime:
-    """Time of sampling and drafting by number of sequences: the median of the last 9 at this number if there are 5, else of any, else 0."""
-
-    def __init__(self, window: int = 9, least: int = 5) -> None:
-        self._window, self._least = window, least
-        self._by_count: dict[int, deque[float]] = {}
-        self._all: deque[float] = deque(maxlen=window)
-
-    def observe(self, sequences: int, ms: float) -> None:
-        self._by_count.setdefault(sequences, deque(maxlen=self._window)).append(ms)
-        self._all.append(ms)
-
-    def ms(self, sequences: int) -> float:
-        own = self._by_count.get(sequences, ())
-        return median(own) if len(own) >= self._least else median(self._all) if self._all else 0.0
-
-
-# -- estimates from an artifact
+# -- launch costs of an artifact
 
 LaunchCost = Mapping[str, Mapping[str, float]]
 """`Launch.cost` of an artifact: for each quantity (read, written, operations by kind) coefficients of terms like `rows*entries`."""
-
-
-@dataclass(frozen=True)
-class Rates:
-    """What a device does in a millisecond: bytes moved, operations by kind; and what each launch takes at least."""
-
-    bytes_per_ms: float
-    operations_per_ms: Mapping[str, float]
-    launch_ms: float = 0.0
-
-
-def total_cost(costs: Iterable[LaunchCost]) -> dict[str, dict[str, float]]:
-    """The sum of launch costs, term by term."""
-    total: dict[str, dict[str, float]] = {}
-    for cost in costs:
-        for quantity, terms in cost.items():
-            into = total.setdefault(quantity, {})
-            for term, value in terms.items():
-                into[term] = into.get(term, 0.0) + value
-    return total
 
 
 def evaluated(cost: LaunchCost, sizes: Mapping[str, float]) -> dict[str, float]:
@@ -341,31 +295,6 @@ def evaluated(cost: LaunchCost, sizes: Mapping[str, float]) -> dict[str, float]:
                 for quantity, terms in cost.items()}
     except KeyError as error:
         raise ProgramsInconsistent("programs.json, cost of a launch", f"a term of {error}", f"terms of fixed, {', '.join(sizes)}") from None
-
-
-def program_ms(costs: Iterable[LaunchCost], sizes: Mapping[str, float], rates: Rates) -> float:
-    """Estimated time of a program: every launch takes the longer of moving its bytes and doing its operations.
-
-    Operations of a kind without a rate are free. Raises ProgramsInconsistent.
-    """
-    total = 0.0
-    for cost in costs:
-        found = evaluated(cost, sizes)
-        moving = (found.pop("read", 0.0) + found.pop("written", 0.0)) / rates.bytes_per_ms
-        working = sum(amount / rates.operations_per_ms[kind] for kind, amount in found.items() if kind in rates.operations_per_ms)
-        total += max(moving, working) + rates.launch_ms
-    return total
-
-
-def estimated_table(costs: Sequence[LaunchCost], rows: Sequence[int], contexts: Sequence[float], rates: Rates,
-                    experts: Callable[[int], float]) -> DecodeTable:
-    """A decode table before anything was measured; `experts(rows)` is how many experts a step is expected to touch."""
-    def sizes(r: int, context: float) -> dict[str, float]:
-        counts = dict.fromkeys(("rows", "kept", "outputs", "sequences", "drafts"), float(r))
-        return {**counts, "entries": context, "experts": experts(r)}
-
-    ms = [[program_ms(costs, sizes(r, context), rates) for context in contexts] for r in rows]
-    return decode_table(rows, ms, contexts, is_padded=False)
 
 
 def experts_touched(experts: int, chosen: int) -> Callable[[int], float]:

@@ -182,29 +182,3 @@ def _window_from(positions: Ints, floor: int, rules: ReplayRules) -> Ints:
 def _ring_slots(positions: Ints, last: int, floor: int, rules: ReplayRules) -> Ints:
     """p mod ring for the chunk's last `ring` rows: an earlier row would be overwritten within the chunk, in no fixed order."""
     return np.where((positions > last - rules.ring) & (positions >= floor), positions % rules.ring, -1)
-
-
-def cuts(plan: ReplayPlan, size: int) -> tuple[tuple[int, int], ...]:
-    """The plan's rows in chunks of `size`: (start, count) each."""
-    return tuple((start, min(size, plan.length - start)) for start in range(plan.first_row, plan.length, size))
-
-
-def kept_in_chunks(plan: ReplayPlan, chunks: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    """Decoder rows of each chunk when a row runs where it is computed."""
-    first = plan.keep_from if plan.rules.mode is Mode.COMPACT else plan.first_row
-    return tuple(max(0, min(count, start + count - first)) for start, count in chunks)
-
-
-def kept_at_end(plan: ReplayPlan, chunks: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    """Decoder rows of each chunk when all of them run in the last one."""
-    return (*[0] * (len(chunks) - 1), plan.decoder_rows)
-
-
-def carried_rows(plan: ReplayPlan, chunks: Sequence[tuple[int, int]]) -> int:
-    """Encoder outputs that must be kept between chunks to run all decoder rows in the last one."""
-    return max(0, plan.decoder_rows - chunks[-1][1])
-
-
-def peer_rows_in_chunks(plan: ReplayPlan, chunks: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    """Decoder rows of each chunk as the peer runs them: at least one, a placeholder where the chunk has no kept row."""
-    return tuple(max(1, kept) for kept in kept_in_chunks(plan, chunks))

@@ -2,7 +2,8 @@
 
 Prints greedy tokens against the CPU's (a file that `python -m tests.bench.gpu expect ARTIFACT WEIGHTS -o FILE` makes), the time of a step,
 for every kernel its time, bytes and operations against ceilings measured in the same run, attention with full lists, and the floors. PyTorch,
-if there, measures the matrix ceiling and nothing else. The runtime and these files are all it needs: no compiler, no Triton.
+if there, measures the ceilings and its library's products beside FP8 linears, nothing else. The runtime and these files are all it needs: no
+compiler, no Triton.
 """
 
 import argparse

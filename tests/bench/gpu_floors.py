@@ -51,13 +51,17 @@ def is_below_a_plain_one(kernel: Mapping[str, Any]) -> bool:
 
 
 def show_floors(steps: Sequence[Mapping[str, Any]]) -> None:
-    """Every kernel that has a floor: its time, the floor, what bounds it, and what a plain kernel that moves its bytes needs in the same run."""
-    print(f"\n{'kernel':34} {'rows':>5} {'MB':>8} {'Gop':>8} {'cold us':>8} {'floor us':>8} {'bound us':>8} {'plain us':>8} {'reached %':>9}")
+    """Every kernel that has a floor: its time, the floor, what bounds it, and, in the same run, what a plain kernel that moves its bytes needs and
+    what a library's products of its shape do, in BF16 and in FP8 with a single scale."""
+    print(f"\n{'kernel':34} {'rows':>5} {'MB':>8} {'Gop':>8} {'cold us':>8} {'floor us':>8} {'bound us':>8} {'plain us':>8} {'reached %':>9} "
+          f"{'bf16 us':>8} {'fp8 us':>8}")  # fmt: skip
     for step in steps:
         for k in sorted((k for k in step["kernels"] if k["floor"] is not None), key=lambda k: (str(k["family"]), float(k["bytes"]))):
             below = "  floor below a plain kernel" if is_below_a_plain_one(k) else ""
             if pairs := [n for n in k.get("pairs", ()) if n]:
                 below += f"  {len(pairs)} experts hit by {min(pairs)} to {max(pairs)} rows"
+            library = k.get("library_us") or {}
+            others = " ".join(f"{library[kind]:8.2f}" if kind in library else f"{'-':>8}" for kind in ("bf16", "fp8"))
             print(f"{k['kernel']:34} {k['rows']:5} {k['bytes'] / 1e6:8.2f} {k['operations'] / 1e9:8.2f} {k['cold_us']:8.2f} {k['floor_us']:8.2f} "
-                  f"{k['bound_us']:8.2f} {k['plain_us']:8.2f} {100 * k['floor']:9.0f}{below}")  # fmt: skip
+                  f"{k['bound_us']:8.2f} {k['plain_us']:8.2f} {100 * k['floor']:9.0f} {others}{below}")  # fmt: skip
         print(f"step of {step['rows']} rows, {summary(step)}")

@@ -17,7 +17,8 @@ from tapeout.runtime.artifact import Artifact, Launch
 from tapeout.runtime.device import Call
 from tapeout.runtime.program import Draw, LoadedPrograms, Part, StepRows
 from tests.bench.gpu_floors import floor_us
-from tests.bench.gpu_timing import MeasuredDevice, hot_and_cold, plain_us, spans_of, timed
+from tests.bench.gpu_library import product_us
+from tests.bench.gpu_timing import TURNED_BYTES, MeasuredDevice, hot_and_cold, plain_us, spans_of, timed
 from tests.bench.greedy import FIRST_TEXT
 
 OPERATIONS = ("fp4", "fp8", "bf16", "f32")
@@ -166,7 +167,7 @@ def _held_against(
     row: dict[str, Any], device: MeasuredDevice, tops: Mapping[str, float | None], empty_us: float, early: bool
 ) -> dict[str, Any]:
     """The row with its shares of the ceilings, what no launch can beat by them, and its floor with a plain kernel that moves as many bytes, launched
-    in the same way."""
+    in the same way, and a library's products of its shape."""
     copy, matmul, cold, hot = tops["copy"], tops["matmul"], row["cold_us"], row["hot_us"]
     bounds = [1e6 * amount / top for amount, top in ((row["bytes"], copy), (row["operations"], matmul)) if top]
     allowed = floor_us(row, row["rows"], tops, empty_us)
@@ -176,6 +177,7 @@ def _held_against(
         "matmul_share": 1e6 * row["operations"] / hot / matmul if matmul and hot > 0 else None,
         "bound_us": max(bounds, default=None), "floor_us": allowed, "floor": None if allowed is None or cold <= 0 else allowed / cold,
         "plain_us": None if allowed is None else plain_us(device, row["read"], row["written"], early), "early": early,
+        "library_us": None if allowed is None else product_us(row, TURNED_BYTES),
     }  # fmt: skip
 
 

@@ -6,7 +6,6 @@ a few shapes.
 """
 
 import ctypes
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from tapeout.runtime.device import Call
 from tapeout.runtime.device.cuda import CudaDevice, GraphTable
 from tapeout.runtime.device.early import launch_early
 from tapeout.runtime.program import LoadedPrograms
+from tests.bench import gpu_library
 
 COPY_BYTES = 2 << 30
 TURNED_BYTES = 160 << 20  # of operands that take turns: three times the second-level cache
@@ -26,7 +26,6 @@ MOST_TURNS = 256
 SHORTEST, LONGEST = 3e-4, 4e-3
 """Seconds that a graph of launches lasts: long enough that its own start is nothing, and no longer than copies ask for."""
 IN_A_GRAPH, REPEATS = 8, 5
-MATRIX = 8192
 PLACE = 256  # bytes: where a copy begins
 
 
@@ -175,40 +174,9 @@ def ceilings(device: MeasuredDevice) -> dict[str, float | None]:
     product (None without PyTorch)."""
     at = device.pool(2 * COPY_BYTES)
     table = device.recorded(lambda: [device.copied(at + COPY_BYTES, at, COPY_BYTES) for _ in range(IN_A_GRAPH)] and None)
-    copy, matmul = _torch_ceilings()
-    _torch_memory_back()
+    copy, matmul = gpu_library.ceilings(COPY_BYTES)
+    gpu_library.memory_back()
     return {"copy": max(copy, 2 * COPY_BYTES * IN_A_GRAPH / timed(device, table)), "matmul": matmul}
-
-
-def _torch_ceilings() -> tuple[float, float | None]:
-    try:
-        import torch
-    except ImportError:
-        return 0.0, None
-    factors = [torch.randn(MATRIX, MATRIX, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
-    moved = [torch.empty(COPY_BYTES, device="cuda", dtype=torch.uint8) for _ in range(2)]
-    copy = 2 * COPY_BYTES / _torch_seconds(lambda: moved[0].copy_(moved[1]))
-    matmul = 2 * MATRIX**3 / _torch_seconds(lambda: factors[0] @ factors[1])
-    return copy, matmul
-
-
-def _torch_memory_back() -> None:
-    if "torch" in sys.modules:
-        sys.modules["torch"].cuda.empty_cache()
-
-
-def _torch_seconds(work: Callable[[], Any], repeats: int = 10) -> float:
-    import torch
-
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-    for _ in range(3):
-        work()
-    marks[0].record()
-    for _ in range(repeats):
-        work()
-    marks[1].record()
-    torch.cuda.synchronize()
-    return float(marks[0].elapsed_time(marks[1])) / 1e3 / repeats
 
 
 # -- plain kernels

@@ -1,9 +1,12 @@
 """Floors as the issue words them: which kernels and row counts have one, and how a time is held against it."""
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.bench import gpu_library
 from tests.bench.gpu_floors import attention_floors, floor_us, show_floors, summary
 
 TOPS = {"copy": 4e12, "matmul": 800e12}
@@ -41,12 +44,31 @@ def test_what_is_reached_and_what_is_not(capsys: pytest.CaptureFixture[str]) -> 
     found[2]["plain_us"] = 20.0
     assert summary({"kernels": found}).endswith("1 have one below a plain kernel that moves their bytes; not linear 50 % (below a plain kernel)")
     found[2]["plain_us"] = 9.0
+    found[1]["library_us"] = {"bf16": 30.5, "fp8": 12.25}
     show_floors([{"rows": 64, "kernels": found}])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:6] for line in lines if line.startswith("linear")] == [
         ["linear", "64", "24.00", "48.00", f"{cold:.2f}", "11.00"] for cold in (5.5, 11.0, 22.0)
     ]
     assert [line.endswith("floor below a plain kernel") for line in lines if line.startswith("linear")] == [False, True, False]
+    assert [line.split()[9:11] for line in lines if line.startswith("linear")] == [["-", "-"], ["30.50", "12.25"], ["-", "-"]]
+
+
+def test_a_library_is_asked_for_products_of_fp8_linears_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the shape that the variant names; without PyTorch, nobody."""
+    asked: list[tuple[int, ...]] = []
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(nn=SimpleNamespace(functional=SimpleNamespace(scaled_mm=None)),
+                                                              cuda=SimpleNamespace(empty_cache=lambda: None)))  # fmt: skip
+    for name in ("_bf16_us", "_fp8_us"):
+        monkeypatch.setattr(gpu_library, name, lambda _torch, *shape: asked.append(shape) or 1.0)
+    variant = "nn.linear([?, 2304] f8E4M3FN*e8m0[1x32], [5120, 2304] f8E4M3FN*e8m0[32x32]) -> [?, 5120] bf16 {groups=1, wide=False}"
+    assert gpu_library.product_us(kernel("linear", variant=variant, rows=1), 99) == {"bf16": 1.0, "fp8": 1.0}
+    assert asked == [(1, 5120, 2304, 99), (16, 5120, 2304, 99)]
+    for other in (variant.replace("[?, 2304] f8E4M3FN*e8m0[1x32]", "[?, 2304] bf16"), variant.replace("groups=1", "groups=8"), "mhc.mixer(..)"):
+        assert gpu_library.product_us(kernel("linear", variant=other, rows=1), 99) is None
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert gpu_library.product_us(kernel("linear", variant=variant, rows=1), 99) is None
+    assert len(asked) == 2
 
 
 def test_attention_counts_with_full_lists_only() -> None:
