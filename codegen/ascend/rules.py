@@ -110,6 +110,13 @@ def lane_numbers(function: Any) -> Iterator[str]:
             yield f"'{op.name}' makes lane numbers of {op.results[0].type.shape[0]} columns, a register holds {REGISTER_LANES}; sum up ones instead"
 
 
+def carried_boxes(function: Any) -> Iterator[str]:
+    """No loop hands a box that it loads on to its next turn: the compiler may put it over the box in use, and the sums are those of the next."""
+    for op in operations(function):
+        if op.name == "scf.for" and any(_name(v.owner) == "bufferization.to_tensor" for v in list(op.regions[0].blocks[0].operations)[-1].operands):
+            yield "'scf.for' carries a box straight from memory to its next turn; load it in the turn that uses it"
+
+
 def accumulators(function: Any) -> Iterator[str]:
     """One product an accumulator: a second one in the same step sends the sums through the unified buffer."""
     for op in operations(function):
@@ -142,6 +149,7 @@ def roundings(function: Any) -> Iterator[str]:
 
 RULES: tuple[Rule, ...] = (
     signature, elements, ranks, views, scaled_products, products_alike, row_loops, slices, mixed_kernels, roundings, lane_numbers,
+    carried_boxes,
 )  # fmt: skip
 ADVICE: tuple[Rule, ...] = (accumulators,)
 """Rules whose breach costs time, not bits."""

@@ -49,6 +49,24 @@ def largest_log() -> Any:
     return t.kernel("largest_log", {"x": "f32", "y": "f32", "count": "i32"}, body, lambda *b: [1])
 
 
+def sums_of_blocks(scale: float | None = None) -> Any:
+    """y[b] = sum of block b of x [3, 64], the next block loaded while one is added up, and times `scale` if there is one."""
+
+    def body(x: Any, y: Any) -> None:
+        def block(number: Any) -> Any:
+            box = t.View(x, [3, 64]).load([number, 0], [1, 64])
+            return box if scale is None else t.mul(box, scale)
+
+        def step(number: Any, held: Any) -> list[Any]:
+            ahead = block(t.minimum(t.add(number, 1), 2))
+            t.View(y, [None]).store([number], t.reduce(held, "add", 1))
+            return [ahead]
+
+        t.loop(0, 3, 1, [block(0)], step)
+
+    return t.kernel("sums_of_blocks", {"x": "f32", "y": "f32"}, body, lambda *b: [1])
+
+
 def numbered(rows: int = 16, n: int = 128) -> Any:
     """y[r] = sum over the columns below count of column + x[r]: lane numbers in a loop that reduces."""
 

@@ -3,7 +3,9 @@
 import pytest
 
 from tapeout.codegen.ascend import rules
+from tapeout.codegen.ascend.emit import lowered
 from tapeout.dialects._mlir import ir
+from tests.codegen.ascend.sample_kernels import sums_of_blocks
 
 HEAD = """func.func @k(%lock: memref<?xi8>, %work: memref<?xi8>, %x: memref<?xf32>, %ids: memref<?xi32>,
     %gx: i32, %gy: i32, %gz: i32, %px: i32, %py: i32, %pz: i32)
@@ -108,3 +110,10 @@ def test_lane_numbers_of_several_registers(n, is_sound):
   %l = "hfusion.arange"(%c0, %c1, %e) : (index, index, tensor<{n}xi32>) -> tensor<{n}xi32>
 """)
     assert found == [] if is_sound else "lane numbers of 128 columns, a register holds 64" in found[0]
+
+
+@pytest.mark.parametrize(("scale", "is_sound"), [(1.5, True), (None, False)])
+def test_a_box_that_is_carried_to_the_next_turn(scale, is_sound):
+    """The compiler puts this kernel's first two boxes at one place: block 0 got the sum of block 1."""
+    found = rules.problems(lowered(sums_of_blocks(scale)))
+    assert found == [] if is_sound else found == ["'scf.for' carries a box straight from memory to its next turn; load it in the turn that uses it"]
