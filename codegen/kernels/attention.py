@@ -11,7 +11,7 @@ from tapeout.codegen import tile_builder as t
 from tapeout.codegen.kernel import Kernel, Request, Schedule, family, width
 from tapeout.codegen.kernels import staged_attention
 from tapeout.codegen.kernels.rope import angles, rotated, rotated_columns
-from tapeout.codegen.row_values import Rows, bind, row_count
+from tapeout.codegen.row_values import Bound, Rows, bind, row_count
 from tapeout.dialects.types import Blocks, Ring, Tensor
 
 Value = Any
@@ -65,18 +65,24 @@ def _cannot_attend(request: Request) -> str | None:
 def attend(request: Request, schedule: Schedule) -> Kernel:
     """Rows [?, heads*D] of attention with a sink, rounded to BF16, then turned back and rounded again where fused.
 
-    Grid: rows x blocks of heads (model spec 4.7, 4.9).
+    Grid: rows x blocks of heads (model spec 4.7, 4.9). With `instances` in the schedule no more than so many, which take rows in turns.
     """
     settings, fused = request.of("mla.attend"), request.op.startswith("nn.fused")
     heads, block = settings["heads"], schedule["block_heads"]
     columns = width(request.operands[0]) // heads
     form = _Form(schedule["block_keys"], *(bool(schedule.get(name)) for name in ("joined", "split", "keys_first")))
-    staged = bool(schedule.get("decoded_keys"))
+    staged, instances = bool(schedule.get("decoded_keys")), schedule.get("instances", 0)
     has_entries = isinstance(request.operands[5], Blocks) if len(request.operands) > 5 else False
 
     def body(*buffers: Value) -> None:
         b = bind(request, buffers)
         row, head = t.program_id(0), t.mul(t.program_id(1), block)
+        if instances:
+            t.loop(row, b.rows, instances, [], lambda turn: one(b, turn, head))
+        else:
+            one(b, row, head)
+
+    def one(b: Bound, row: Value, head: Value) -> None:
         first = t.add(t.mul(row, heads), head)
         q = b.operands[0].folded(columns).raw(None, [first, 0], [block, columns])
         sink = b.operands[4].vector(heads, head, block)
@@ -93,7 +99,8 @@ def attend(request: Request, schedule: Schedule) -> Kernel:
             _turn(request.of("nn.rope"), result, b.rows, row, first, block, positions, table, rotated_columns(request.operands[-1]), staged)
 
     def grid(*buffers: Value) -> list[Value]:
-        return [row_count(buffers), heads // block]
+        rows = row_count(buffers)
+        return [t.minimum(rows, instances) if instances else rows, heads // block]
 
     if staged:
         parts, keys = staged_attention.decoded_keys(request, schedule, columns)

@@ -25,13 +25,20 @@ LISTS = re.compile(r"\[\?, (\d+)\] i32")
 
 @dataclass(frozen=True)
 class Attention:
-    """One kernel of an artifact: its number and symbol, keys of the window and of the entries (0: none), rows of its table of angles."""
+    """One kernel of an artifact: its number and symbol, keys of the window and of the entries (0: none), rows of its table of angles, instances
+    that take rows in turns (0: each row has its own) and that share a row."""
 
     number: int
     symbol: str
     window: int
     selected: int
     angles: int
+    turns: int = 0
+    parts: int = 1
+
+    def grid(self, rows: int) -> tuple[int, int, int]:
+        """Instances by axis."""
+        return (min(rows, self.turns or rows), self.parts, 1)
 
     def operations(self, rows: int) -> int:
         """Two products of every head with every key."""
@@ -47,7 +54,17 @@ def kernels_of(artifact: Artifact) -> list[Attention]:
         widths = [int(w) for w in LISTS.findall(kernel.variant)]
         table = re.search(rf"\[(\d+), {TURNED}\] f32", kernel.variant)
         assert table is not None, kernel.variant
-        found.append(Attention(number, kernel.symbol, widths[0], widths[1] if len(widths) > 1 else 0, int(table[1])))
+        turns, heads = (int(str(kernel.schedule.get(name, usual))) for name, usual in (("instances", 0), ("block_heads", HEADS)))
+        found.append(Attention(number, kernel.symbol, widths[0], widths[1] if len(widths) > 1 else 0, int(table[1]), turns, HEADS // heads))
+    return found
+
+
+def launched(artifact: Artifact, rows: int) -> set[int]:
+    """Numbers of the kernels in programs of the smallest bucket that holds so many rows."""
+    found: set[int] = set()
+    for programs in artifact.programs.values():
+        bucket = min((b for b in programs if b >= rows), default=max(programs))
+        found |= {launch.kernel for launch in programs[bucket].launches}
     return found
 
 
@@ -104,7 +121,7 @@ def inputs(device: Any, attention: Attention, held: Caches, rows: int, seed: int
     out = int(device.memory(rows * HEADS * COLUMNS * 2, "measurement").address)
     entries = ["entry_codes", "entry_scales", "ids", "counts"] if attention.selected else []
     order = ["q", "ring_codes", "ring_scales", "window_ids", "window_counts", "sink", *entries, "positions", "table"]
-    return Inputs(host, Call(attention.number, (*(at[name] for name in order), out, at["count"]), (rows, 1, 1)), out)
+    return Inputs(host, Call(attention.number, (*(at[name] for name in order), out, at["count"]), attention.grid(rows)), out)
 
 
 def expected(attention: Attention, held: Caches, given: Inputs, row: int) -> Any:
@@ -143,10 +160,10 @@ def distance(device: Any, attention: Attention, held: Caches, given: Inputs, row
 
 
 def attention(artifact: Artifact, device: Any, timed: Any, rows: Sequence[int]) -> list[dict[str, Any]]:
-    """Every attention kernel of the artifact at these row counts."""
+    """Every attention kernel of the artifact at those of these row counts whose bucket has it."""
     held, table = caches(device), []
     for one in kernels_of(artifact):
-        for count in rows:
+        for count in (n for n in rows if one.number in launched(artifact, n)):
             sets = [inputs(device, one, held, count, seed) for seed in range(SETS if count <= 512 else 1)]
             calls = [sets[i % len(sets)].call for i in range(IN_A_GRAPH)]
             seconds = timed(device, device.table(calls, copies=False)) / IN_A_GRAPH

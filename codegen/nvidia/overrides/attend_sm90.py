@@ -1,14 +1,15 @@
 """The warp-specialised form of sparse attention for SM90: which requests it covers, and its source.
 
 It computes what the tile kernel of the same schedule row computes, in the same order: blocks of 64 keys, window before entries, shares in
-two BF16 pieces. Precondition: scales of FP8 keys lie between 2^-120 and 2^127 (the quantizer's do), counts within the lists' widths.
+two BF16 pieces. Two instances that share a row share its heads in the tile kernel, the columns of its sums here.
+Precondition: scales of FP8 keys lie between 2^-120 and 2^127 (the quantizer's do), counts within the lists' widths.
 """
 
 from collections.abc import Sequence
 
 from tapeout.codegen.kernel import EVERY_SCALE, Buffer, Request, Schedule, width
 from tapeout.codegen.nvidia.emit import POINTERS, Source
-from tapeout.codegen.nvidia.facts import Chip
+from tapeout.codegen.nvidia.facts import SM90, Chip
 from tapeout.codegen.nvidia.overrides.templates import template
 from tapeout.dialects.format import BF16, FP32, INT32, Q4_MAIN, Q8
 from tapeout.dialects.rows import TABLE
@@ -16,14 +17,17 @@ from tapeout.dialects.types import Blocks, Ring, Tensor
 
 CAPABILITY = 90
 HEADS, COLUMNS, BLOCK, TURNED = 64, 512, 64, 64
-GROUPS, GROUP_WARPS = 4, 4
-SUM_REGISTERS, KEY_REGISTERS = 160, 72
-"""Of a thread of a group of sums and of the group of keys; the scores' group keeps the rest: 120. Fewer anywhere spill."""
+GROUP_WARPS = 4
+REGISTERS = {1: (160, 160, 72), 2: (104, 104, 72, 72)}
+"""By instances of a row: of a thread of the groups of sums and of keys; the scores' group keeps the rest: 120, 128. Fewer spill."""
 WINDOW_ROLES = ("q", "ring_codes", "ring_scales", "window_ids", "window_counts", "sink")
 ENTRY_ROLES = ("entry_codes", "entry_scales", "ids", "counts")
 LAST_ROLES = ("positions", "table", "out", "count")
 ROW: Schedule = {"block_heads": HEADS, "block_keys": BLOCK, "joined": 1, "keys_first": 0, "split": 1, "override": 1,
-                 "warps": GROUPS * GROUP_WARPS, "stages": 1}  # fmt: skip
+                 "instances": SM90.processors, "warps": 4 * GROUP_WARPS, "stages": 1}  # fmt: skip
+ALONE: Schedule = {**ROW, "instances": 0}
+FEW: Schedule = {**ALONE, "block_heads": HEADS // 2, "warps": 5 * GROUP_WARPS}
+"""Many rows take turns; where a chip has room for an instance of each row they need none, and where it has for two, two share a row."""
 CASE = Request(
     "nn.fused:attend_rotate", (),
     (Tensor((None, HEADS * COLUMNS), BF16), Ring(Tensor((COLUMNS,), Q8), 134), Tensor((None, 128), INT32), TABLE, Tensor((HEADS,), FP32),
@@ -32,8 +36,8 @@ CASE = Request(
     (("mla.attend", (("heads", HEADS), ("scale", COLUMNS**-0.5))),
      ("nn.rope", (("heads", HEADS), ("inverse", True), ("offset", 0), ("width", COLUMNS)))),
 )  # fmt: skip
-CASES = ((CASE, ROW),)
-MEANINGS = ("f0cbed7985b90f3e",)
+CASES = ((CASE, ROW), (CASE, ALONE), (CASE, FEW))
+MEANINGS = ("1f1c50c0ba5e6076", "f0cbed7985b90f3e", "783119cd038a0ce5")
 LEAST_SCALE, MOST_SCALE = EVERY_SCALE  # its scales are those of keys, not of a weight
 LAUNCHES = (None,)
 
@@ -59,19 +63,24 @@ def why_not(request: Request, chip: Chip) -> str | None:
     return None
 
 
+def for_bucket(rows: int) -> Schedule:
+    """The row of a covered request's bucket of `rows` rows."""
+    return FEW if 2 * rows <= SM90.processors else ALONE if rows <= SM90.processors else ROW
+
+
 def source(symbol: str, request: Request, buffers: Sequence[Buffer], row: Schedule) -> Source:
-    """The kernel's source under its symbol; `buffers` in launch order, the row is always `ROW`."""
-    entries = isinstance(request.operands[5], Blocks)
+    """The kernel's source under its symbol; `buffers` in launch order, the row is `ROW`, `ALONE` or `FEW`."""
+    entries, parts = isinstance(request.operands[5], Blocks), HEADS // row["block_heads"]
     roles = (*WINDOW_ROLES, *(ENTRY_ROLES if entries else ()), *LAST_ROLES)
     constants = {
         "HEADS": HEADS, "COLUMNS": COLUMNS, "BLOCK": BLOCK, "TURNED": TURNED, "WINDOW": width(request.operands[2]),
         "SELECTED": width(request.operands[6]) if entries else 0, "OFFSET": request.of("nn.rope")["offset"],
-        "SCALE": request.of("mla.attend")["scale"],
+        "SCALE": request.of("mla.attend")["scale"], "PARTS": parts,
     }  # fmt: skip
     given = ENTRY_ROLES if entries else ("ring_codes", "ring_scales", "window_ids", "window_counts")  # stand-ins that nothing reads
     text = template("attend_sm90").render(
-        name=symbol, constants=constants, arguments=roles, entries=given[:3], counts=given[3],
-        registers=(SUM_REGISTERS, SUM_REGISTERS, KEY_REGISTERS),
+        name=symbol, constants=constants, arguments=roles, entries=given[:3], counts=given[3], registers=REGISTERS[parts],
+        end="rows, gl.num_programs(0)" if row.get("instances") else "gl.program_id(0) + 1",
     )  # fmt: skip
     parameters = tuple((role, POINTERS[b.element]) for role, b in zip(roles, buffers, strict=True))
     return Source(symbol, text + "\n", parameters, HEADS * COLUMNS, 0, "gluon", GROUP_WARPS)

@@ -74,6 +74,7 @@ SHAPES = [
     (4, 128, 16, 16, {}),
     (2, 64, 21, 0, {"block_heads": 1, "block_keys": 8}),
     (6, 32, 17, 33, {"block_heads": 2, "block_keys": 16}),
+    (4, 32, 5, 9, {"block_heads": 2, "block_keys": 8, "instances": 3}),
 ]
 
 

@@ -61,6 +61,14 @@ def test_fp8_keys_are_exact_and_lie_as_fp4_ones_do(scale: int):
         np.testing.assert_array_equal(_numbers(np.ascontiguousarray(found[:, i])), values[:, places])
 
 
+def test_sums_leave_in_columns_own_order():
+    """Four lanes have four times eight columns of a head, two next to each other of each as the products leave them: each gets eight."""
+    lane, group, half = np.ix_(np.arange(32), np.arange(4), np.arange(2))
+    columns = 100 * (lane // 4) + 8 * group + lane % 4 + 4 * half  # a head and a column, as keys lie
+    (found,) = ptx.run(_inline("_in_order", 0), [columns.astype(np.uint16)], [2], 8)
+    np.testing.assert_array_equal(found.reshape(32, 8), 100 * (lane[:, 0] // 4) + 8 * (lane[:, 0] % 4) + np.arange(8))
+
+
 def test_shares_come_in_two_pieces_as_if_each_were_rounded_alone():
     shares = np.concatenate(([0.0, 1.0, 2.0**-126, 1 - 2.0**-24], np.random.default_rng(3).random(1021))).astype(np.float32)
     high, low = ptx.run(_inline("_two_pieces", 0), [shares], [2, 2], 2)

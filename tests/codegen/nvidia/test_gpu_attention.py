@@ -1,5 +1,6 @@
 """The attention benchmark's own formula is the op's meaning, and it finds the kernels that it measures; no GPU is needed."""
 
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -62,10 +63,19 @@ def test_the_formula_is_the_meaning(selected, monkeypatch):
 
 def test_kernels_are_found_by_what_they_were_built_from():
     def artifact(*variants):
-        kernels = [SimpleNamespace(op=op, symbol=f"k{i}", variant=text) for i, (op, text) in enumerate(variants)]
+        kernels = [SimpleNamespace(op=op, symbol=f"k{i}", variant=text, schedule={"block_heads": 32}) for i, (op, text) in enumerate(variants)]
         return SimpleNamespace(manifest=SimpleNamespace(kernels=kernels))
 
     real, small = str(CASE), str(CASE).replace("32768", "256")
     found = gpu_attention.kernels_of(artifact(("nn.rope", "[?, 4] bf16"), (CASE.op, small), (CASE.op, real)))
-    assert found == [gpu_attention.Attention(2, "k2", 128, 512, 32773)]
+    assert found == [gpu_attention.Attention(2, "k2", 128, 512, 32773, 0, 2)]
+    assert found[0].grid(5) == (5, 2, 1) and replace(found[0], turns=3).grid(5) == (3, 2, 1)
     assert found[0].operations(256) == 256 * 64 * 640 * 512 * 4
+
+
+def test_a_kernel_is_measured_where_the_bucket_launches_it():
+    def program(*numbers):
+        return SimpleNamespace(launches=[SimpleNamespace(kernel=n) for n in numbers])
+
+    artifact = SimpleNamespace(programs={"step": {1: program(0), 64: program(1, 2), 256: program(3)}, "draft": {64: program(4)}})
+    assert [gpu_attention.launched(artifact, rows) for rows in (1, 2, 64, 65, 256, 4096)] == [{0, 4}, {1, 2, 4}, {1, 2, 4}, {3, 4}, {3, 4}, {3, 4}]
