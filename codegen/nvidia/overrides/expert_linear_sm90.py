@@ -2,14 +2,15 @@
 
 They compute what the tile kernel of the same schedule row computes, in the same order: blocks of 128 columns, the even ones first, 16 at a time.
 Few pairs an expert: an instance decodes their rows itself, whole, while its copies of weights are under way (a template of its own,
-expert_few_sm90). More: a launch in front decodes them once, in the order of the fragments that the second launch makes. Up to 512 rows and 32
-experts: one instance a processor, each an equal share of all blocks of up to 64 pairs, so that a weight is read and decoded once however
+expert_few_sm90). More: a launch in front decodes them once, in the order of the fragments that the second launch makes. Up to 32 experts: one
+instance a processor, each as much of all blocks of up to 64, 128 or 256 pairs, so that a weight is read and decoded once for them however
 experts are chosen (expert_some_sm90); else instances take turns.
 Preconditions: scales of weights lie between 2^-116 and 2^17, those of rows do not exceed 2^111, counts are those of `order`, and an expert has
 at most one pair of a row.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tapeout.codegen.kernel import Buffer, Request, Schedule
 from tapeout.codegen.nvidia.block_sizes import padded
@@ -36,11 +37,34 @@ MANY_PARTS = 4
 ROOM = 60 << 10
 """Bytes of rows and copies of an instance of which three are resident at once; rows alone never have more than twice as many."""
 SHORT, CROWDED = 512, 32
-"""Rows up to which blocks are small ones, because the bytes of weights still count; experts up to which one may have many times the mean."""
+"""Rows up to which blocks of many experts are small ones; experts up to which one may have many times the mean, a lane of a warp each."""
 IN_FRONT, HERE = 1, 2
 """Where rows are decoded: the row's `decoded`."""
-COSTS = {32: (8, 0), 64: (10, 8)}
-"""Of products cut for so many pairs: what a turn of a block costs, and the block besides, as measured; shares are equal in these."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Of instances that share all blocks: rows of weight are 16 a warp, steps of codes that are held, columns of a turn, turns of rows that are held.
+    Then what a turn of products of so many columns costs, and the block besides, as measured: shares are equal in these."""
+
+    warps: int
+    stages: int
+    turn: int
+    places: int
+    costs: dict[int, tuple[int, int]]
+
+
+SHARED = {
+    64: Shared(16, 4, 256, 3, {16: (26, 73), 24: (28, 73), 32: (31, 73), 40: (33, 73), 48: (35, 73), 56: (38, 73), 64: (40, 73)}),
+    128: Shared(8, 4, 128, 5, {16: (24, 80), 32: (26, 90), 48: (28, 100), 64: (31, 115), 80: (34, 140), 96: (36, 160), 112: (39, 175),
+                               128: (42, 185)}),
+    256: Shared(8, 2, 128, 3, {32: (31, 60), 64: (36, 70), 96: (38, 110), 128: (42, 130), 160: (48, 140), 192: (58, 140), 224: (66, 140),
+                               256: (82, 140)}),
+}  # fmt: skip
+"""By the pairs of a whole block. The register file bounds them: other instructions run at 0.6 of their pace beside products from registers, so what
+counts is how often weights are decoded, how many columns are multiplied for nothing, and from 1,024 rows on, tensor cores."""
+WHOLE = ((128, 64), (513, 128))
+"""A third more than the mean of an expert's pairs below which blocks have so many, as measured; 256 from there on."""
 LEAST_SCALE, MOST_SCALE = 11, 144  # 2^-116, 2^17
 LAUNCHES = (None, 0)
 ROLES = ("x", "x_scales", "w", "w_scales", "order", "offsets", "out")
@@ -78,12 +102,14 @@ def row(request: Request, rows: int) -> Schedule:
         stages = 6 if warps > 4 else max(5, min(8 if k > LONG else 5, (ROOM - held * 2 * k) // (ROWS * STEP // 2)))
         parts = MANY_PARTS if experts > CROWDED and rows > HELD and k >= stages * STEP else 1
         return {**plain, "decoded": HERE, "block_m": HELD, "block_n": 16 * warps * parts, "part_rows": held, "warps": warps, "stages": stages}
-    if experts <= CROWDED and rows <= SHORT:
-        return {**plain, "decoded": IN_FRONT, "block_m": 64, "block_n": 256, "instances": SM90.processors, "warps": 16, "stages": 4,
-                "registers": 128}  # fmt: skip
+    if experts <= CROWDED:
+        tokens = next((whole for least, whole in WHOLE if pairs < least), max(SHARED))
+        form = SHARED[tokens]
+        return {**plain, "decoded": IN_FRONT, "block_m": tokens, "block_n": 16 * form.warps, "instances": SM90.processors, "warps": form.warps,
+                "stages": form.stages, "registers": 128 if form.warps == 16 else 0}  # fmt: skip
     if pairs <= 64 or rows <= SHORT:
-        tokens, most = min(64, padded(int(pairs))), 8 if experts <= CROWDED else 2
-        return {**plain, "decoded": IN_FRONT, "block_m": tokens, "block_n": 64, "spread": min(most, -(-rows // tokens)), "warps": 4,
+        tokens = min(64, padded(int(pairs)))
+        return {**plain, "decoded": IN_FRONT, "block_m": tokens, "block_n": 64, "spread": min(2, -(-rows // tokens)), "warps": 4,
                 "stages": 5 if tokens <= 32 else 3}  # fmt: skip
     if pairs <= 128:
         return {**plain, "decoded": IN_FRONT, "block_m": 128, "block_n": 256, "spread": 2, "warps": 8, "stages": 4}
@@ -102,7 +128,11 @@ def source(symbol: str, request: Request, buffers: Sequence[Buffer], row: Schedu
                  "CHOICES": columns_of(request.operands[2]), "EXPERTS": experts}  # fmt: skip
     arguments = (*ROLES, *(("rows",) if len(buffers) == len(ROLES) + 2 else ()), "count")
     if some and part is None:
-        text = template("expert_some_sm90").render(name=symbol, constants=constants | {"INSTANCES": some}, arguments=arguments, costs=COSTS)
+        form = SHARED[tokens]
+        text = template("expert_some_sm90").render(
+            name=symbol, constants=constants | {"INSTANCES": some}, arguments=arguments, turn=form.turn, sides=form.places, costs=form.costs,
+            widths=sorted(form.costs), pieces=_powers,
+        )  # fmt: skip
     elif row["decoded"] == HERE:
         constants |= {"GATHERED": bool(request["gathered"]), "HELD": row["part_rows"], "FRONT": min(FRONT, row["stages"]), "M": 16 * row["warps"],
                       "PARTS": rows // (16 * row["warps"])}  # fmt: skip
@@ -117,6 +147,11 @@ def source(symbol: str, request: Request, buffers: Sequence[Buffer], row: Schedu
     return Source(symbol, text + "\n", parameters, rows * tokens, 0, "gluon", row["warps"])
 
 
+def _powers(width: int) -> list[int]:
+    """The powers of two whose sum it is, the largest first."""
+    return [1 << i for i in reversed(range(width.bit_length())) if width >> i & 1]
+
+
 def _cuts(row: Schedule, n: int, k: int, experts: int) -> bool:
     """Whether the templates have a form for what a row says."""
     rows, warps = row["block_n"], row["warps"]
@@ -128,8 +163,9 @@ def _cuts(row: Schedule, n: int, k: int, experts: int) -> bool:
         parts = rows // (16 * warps)
         return rows % (16 * warps) == 0 and row["block_m"] == HELD and 1 <= row["part_rows"] <= HELD and (parts == 1 or k >= row["stages"] * STEP)
     if row.get("instances", 0):
-        wanted = (16 * warps, max(COSTS), 4, IN_FRONT)
-        return (rows, row["block_m"], row["stages"], row["decoded"]) == wanted and n % rows == 0 and experts <= CROWDED
+        form = SHARED.get(row["block_m"])
+        wanted = form and (16 * form.warps, form.warps, form.stages, IN_FRONT)
+        return (rows, warps, row["stages"], row["decoded"]) == wanted and n % rows == 0 and experts <= CROWDED
     return rows in (ROWS * warps // 4, ROWS * warps // 2) and row["stages"] > 2
 
 
@@ -141,6 +177,6 @@ def _case(rows: int, gathered: bool) -> tuple[Request, Schedule]:
     return request, row(request, rows)
 
 
-CASES = (_case(1, True), _case(128, False), _case(4096, True))
-MEANINGS = ("28f75cf76d9036ec", "7d3c0fb8118e589d", "79989d935e106519")
+CASES = (_case(1, True), _case(128, False), _case(512, False), _case(4096, True))
+MEANINGS = ("28f75cf76d9036ec", "7d3c0fb8118e589d", "0e1a5f389f8088d8", "a714757058a5231a")
 """Digests of their tile kernels as they were when the source was checked on a GPU."""

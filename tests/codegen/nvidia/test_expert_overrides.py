@@ -7,7 +7,7 @@ test_row_classes.py's matter.
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +21,7 @@ from tapeout.codegen.nvidia import overrides
 from tapeout.codegen.nvidia.emit import EmitError
 from tapeout.codegen.nvidia.facts import SM90, SM100
 from tapeout.codegen.nvidia.overrides import expert_linear_sm90, source_for
+from tapeout.codegen.nvidia.overrides.expert_linear_sm90 import SHARED
 from tapeout.codegen.nvidia.product_schedules import expert_linear_for
 from tapeout.codegen.select_kernels import Choice, in_launches
 from tapeout.dialects.format import BF16, FP4_WEIGHT, FP8_WEIGHT, FP32, INT32, Q8
@@ -47,7 +48,8 @@ def kernels(one: Request, rows: int, **settings: int) -> list[TileKernel]:
 @pytest.mark.parametrize(("shape", "rows", "experts", "wanted"), [
     (UP, 1, 16, (2, 128, 1, 0)), (UP, 2, 16, (2, 64, 2, 0)), (UP, 4, 16, (2, 256, 4, 0)), (UP, 5, 16, (2, 256, 8, 0)), (DOWN, 8, 16, (2, 64, 8, 0)),
     (UP, 8, 16, (1, 256, 4, 132)),
-    (DOWN, 16, 16, (1, 256, 4, 132)), (UP, 64, 16, (1, 256, 4, 132)), (UP, 320, 32, (1, 256, 4, 132)), (UP, 4096, 16, (1, 128, 4, 0)),
+    (DOWN, 16, 16, (1, 256, 4, 132)), (UP, 64, 16, (1, 256, 4, 132)), (UP, 320, 32, (1, 256, 4, 132)),
+    (UP, 256, 16, (1, 128, 4, 132)), (UP, 4096, 16, (1, 128, 4, 132)),
     (UP, 1, 384, (2, 128, 1, 0)), (UP, 4, 384, (2, 64, 4, 0)), (UP, 64, 384, (2, 256, 4, 0)), (UP, 128, 384, (2, 256, 8, 0)),
     (UP, 2048, 384, (1, 64, 4, 0)),
     (UP, 4096, 384, (1, 256, 4, 0))])  # fmt: skip
@@ -94,7 +96,8 @@ def test_another_definition_stops_the_build(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize(("rows", "settings"), [
     *((4, one) for one in ({"block_n": 32}, {"warps": 32}, {"block_m": 4}, {"part_rows": 9}, {"block_k": 256}, {"stages": 1}, {"decoded": 0})),
-    *((64, one) for one in ({"block_n": 128}, {"stages": 3}, {"decoded": 2})), *((4096, one) for one in ({"block_n": 32}, {"stages": 1})),
+    *((64, one) for one in ({"block_n": 128}, {"stages": 3}, {"decoded": 2}, {"block_m": 32})),
+    *((4096, one) for one in ({"block_n": 32}, {"stages": 1})),
 ])  # fmt: skip
 def test_a_row_that_cuts_otherwise_is_refused(rows: int, settings: dict[str, int]):
     with pytest.raises(EmitError, match="the override of expert products cannot cut so"):
@@ -123,8 +126,8 @@ def _inline(text: str, function: str, number: int) -> str:
     return re.findall(r'inline_asm_elementwise\(\s*"""(.*?)"""', body, re.S)[number]
 
 
-def _text(rows: int, launch: int = 0) -> str:
-    source = source_for(kernels(request(), rows)[launch], SM90)
+def _text(rows: int, launch: int = 0, experts: int = 16) -> str:
+    source = source_for(kernels(request(UP, experts), rows)[launch], SM90)
     assert source is not None
     return source.text
 
@@ -135,7 +138,7 @@ def test_weights_are_exact_and_kept_small(scale: int):
     codes = np.random.default_rng(scale).integers(0, 16, (4096, 8))
     codes[:16] = np.arange(16)[:, None]
     words = (codes << 4 * np.arange(8)).sum(1).astype(np.uint32)
-    text = _text(4096, -1)
+    text = _text(4096, -1, 384)
     scales = np.full(4096, scale * 0x01010101, np.uint32)
     factors = ptx.run(_inline(text, "_decoded_weights", 0), [scales], [4] * 4, 1)
     for factor in factors:
@@ -148,7 +151,7 @@ def test_weights_are_exact_and_kept_small(scale: int):
 def _written(text: str, name: str, outputs: list[int], inputs: list[int], *settings: int) -> str:
     """What a function of a template writes for so many registers of each operand, as the register machine reads it."""
     scope: dict[str, Any] = {"APART": SimpleNamespace(value=64), "HELD": SimpleNamespace(value=4)}
-    for needed in ("_list(names", f"{name}(outputs"):
+    for needed in ("_list(names", *["_all(pieces"] * ("def _all" in text), f"{name}(outputs"):
         body = re.search(rf"def {re.escape(needed)}.*?(?=\n\n\n)", text, re.S)
         assert body is not None
         exec(body[0], scope)
@@ -161,7 +164,7 @@ def _written(text: str, name: str, outputs: list[int], inputs: list[int], *setti
                   lambda m: f"prmt.b32 f, {m[1]}, 0, {('0x1010', '0x3232')[int(m[2])]};", made)  # fmt: skip
 
 
-@pytest.mark.parametrize("rows", [4, 64])
+@pytest.mark.parametrize("rows", [4, 64, 4096])
 @pytest.mark.parametrize("scale", [11, 100, 127, 144])
 def test_weights_of_few_and_some_pairs_are_exact_and_lie_alike(scale: int, rows: int):
     """Codes of a lane's words of two rows and four groups, each with a scale of its own, as left factors of eight products."""
@@ -181,17 +184,73 @@ def test_weights_of_few_and_some_pairs_are_exact_and_lie_alike(scale: int, rows:
             np.testing.assert_array_equal(register.view(ml_dtypes.bfloat16).astype(np.float64).reshape(-1, 2), wanted)
 
 
-@pytest.mark.parametrize("sums", [16, 32])
-def test_sums_that_are_handed_on_are_taken_from_where_they_lie(sums: int):
-    source = source_for(kernels(request(), 64)[-1], SM90)
-    assert source is not None
-    left = _written(source.text, "_hand_on", [], [sums, 1, 1, 1]).replace("st.global.v4.f32 ", "")
-    found = _written(source.text, "_taken", [sums], [1, 1]).replace("ld.global.cg.v4.f32 ", "")
-    there = {int(at): registers for at, registers in re.findall(rf"\[\${sums}\+(\d+)\], {{(.*?)}};", left)}
-    assert {int(at): registers for registers, at in re.findall(rf"{{([$\d, ]+)}}, \[\${sums}\+(\d+)\];", found)} == there
-    assert sorted(there) == [512 * i for i in range(sums // 4)]
-    assert ", ".join(there[at] for at in sorted(there)) == ", ".join(f"${i}" for i in range(sums))
+@pytest.mark.parametrize("sums", [[16], [16, 8], [64, 32]])
+def test_sums_that_are_handed_on_are_taken_from_where_they_lie(sums: list[int]):
+    text, count = _text(64, -1), sum(sums)
+    left = _written(text, "_hand_on", [], [*sums, 1, 1, 1]).replace("st.global.v4.f32 ", "")
+    found = _written(text, "_taken", sums, [1, 1]).replace("ld.global.cg.v4.f32 ", "")
+    there = {int(at): registers for at, registers in re.findall(rf"\[\${count}\+(\d+)\], {{(.*?)}};", left)}
+    assert {int(at): registers for registers, at in re.findall(rf"{{([$\d, ]+)}}, \[\${count}\+(\d+)\];", found)} == there
+    assert sorted(there) == [512 * i for i in range(count // 4)]
+    assert ", ".join(there[at] for at in sorted(there)) == ", ".join(f"${i}" for i in range(count))
     assert left.index("bar.warp.sync") < left.index("st.release.gpu") and found.index("fence.acq_rel.gpu") < found.index("bar.warp.sync")
+
+
+class _Scalar(int):
+    def to(self, _: type) -> "_Scalar":
+        return self
+
+
+def _run_as_python(text: str, table: list[int], instance: int) -> tuple[list[tuple[int, ...]], int]:
+    """The pieces of an instance, as the kernel's own text finds them in the table, and what they take."""
+    gl = SimpleNamespace(where=lambda c, a, b: a if c else b, minimum=min, maximum=max, to_tensor=_Scalar, int32=int,
+                         program_id=lambda _: instance, constexpr=lambda value: value)  # fmt: skip
+    scope: dict[str, Any] = {"gl": gl, "_got": lambda table, at: table[at]}
+    scope["_up_to"] = lambda table, at, number, _: sum(end <= number for end in table[at : at + 32])
+    names = re.findall(r"^[A-Z_, ]+ = .*gl\.constexpr.*$", text, re.M)
+    functions = [re.search(rf"^def {name}\(.*?(?=\n\n\n)", text, re.S | re.M) for name in ("_cost", "_behind", "_piece")]
+    exec("\n\n".join([*names, *(f[0] for f in functions if f is not None)]), scope)
+    share = text[text.index("    whole, instance = _got") : text.index("    own, number = (")]
+    scope |= {"table": table, "lane": 0}
+    exec(re.sub(r"^    ", "", share, flags=re.M), scope)
+    own = [scope[name] for name in ("pieces", "first", "first_turn", "last", "last_turn")]
+    table[scope["COUNT"] : scope["COUNT"] + 8] = [*own, 0, scope["whole"], scope["left"]]
+    pieces = [scope["_piece"](number, table, 0) for number in range(scope["pieces"] + scope["dealt"])]
+    assert sum(p[5] - p[4] for p in pieces) == scope["total"]
+    costs = [(p[5] - p[4]) * scope["_cost"](p[3] - p[2])[0] for p in pieces]
+    return pieces, sum(costs)
+
+
+@pytest.mark.parametrize("form", [64, 128, 256])
+@pytest.mark.parametrize("counts", [[1], [0, 1, 7, 63, 64, 65, 127, 128, 129, 255, 256, 257, 300, 0], [3430, 0, 5], [64] * 32, [256] * 16, [0, 0]])
+def test_shares_are_all_blocks_once_and_sums_are_handed_to_the_next(counts: list[int], form: int):
+    """Every block's turns are one instance's, or end where the instance in front stopped; and no instance has much more to do than another."""
+    row = kernels(request(), 64, block_m=form, block_n=16 * SHARED[form].warps, warps=SHARED[form].warps, stages=SHARED[form].stages)[-1]
+    source = source_for(row, SM90)
+    assert source is not None
+    text, turns, rows = source.text, 5120 // SHARED[form].turn, 16 * SHARED[form].warps
+    n = np.array([*counts, *[0] * (32 - len(counts))])
+    cost = {width: of[0] * turns + of[1] for width, of in SHARED[form].costs.items()}
+    each = np.array([cost[min(w for w in cost if w >= rest)] if rest else 0 for rest in n % form])
+    lists = [n // form * (4608 // rows), (n % form > 0) * (4608 // rows)]
+    lists.append(lists[1] * each)
+    table = [int(v) for one in lists for v in (*np.cumsum(one), *(np.cumsum(one) - one))] + [int(v) for v in (*(np.cumsum(n) - n), *np.cumsum(n))]
+    done: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+    taken = []
+    for instance in range(132):
+        pieces, took = _run_as_python(text, [*table, *[0] * 64], instance)
+        taken.append(took)
+        for place, (*block, begin, until) in enumerate(pieces):
+            assert 0 <= begin < until <= turns and (until == turns or place == 0)
+            done.setdefault(tuple(block), []).append((begin, until, instance))
+    wanted = {(e, n0, start + p, start + min(p + form, count)) for e, (count, start) in enumerate(zip(n, np.cumsum(n) - n, strict=True))
+              for p in range(0, count, form) for n0 in range(0, 4608, rows)}  # fmt: skip
+    assert set(done) == wanted
+    for parts in done.values():
+        parts.sort()
+        assert parts[0][0] == 0 and parts[-1][1] == turns
+        assert all(after[0] == before[1] and after[2] == before[2] + 1 for before, after in pairwise(parts))
+    assert max(taken) - min(taken) <= max(cost.values()) / 4 or not wanted or len(wanted) < 132
 
 
 def _row_codes(scale: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[np.ndarray]]:
@@ -267,13 +326,13 @@ def test_instances_find_the_experts_that_have_pairs(experts: int):
 
 
 def test_it_compiles_without_spills_twice_the_same():
-    cases = [(UP, 1, 16), (UP, 1, 16), (DOWN, 64, 16), (UP, 2048, 384), (UP, 4096, 384), (DOWN, 4096, 16), (DOWN, 8, 16), (UP, 128, 384),
-             (UP, 1, 384)]  # fmt: skip
+    cases = [(UP, 1, 16), (UP, 1, 16), (DOWN, 64, 16), (UP, 2048, 384), (UP, 4096, 384), (DOWN, 4096, 16), (UP, 512, 16), (DOWN, 8, 16),
+             (UP, 128, 384), (UP, 1, 384)]  # fmt: skip
     made = [kernel for shape, rows, experts in cases for kernel in kernels(request(shape, experts), rows)]
     found = [(kernel, problems) for _, kernel, problems in compiled(jobs(made, "sm90"))]
     for kernel, problems in found:
         assert not isinstance(kernel, str), kernel
         assert (problems, kernel.report.spill_stores, kernel.report.stack_bytes, kernel.waits) == ([], 0, 0, True)
         assert kernel.shared_bytes <= SM90.shared_bytes_per_block
-    assert [bool(dict(kernel.report.instructions).get("wgmma.mma_async")) for kernel, _ in found] == [False] * 2 + [False, True] * 4 + [False] * 3
+    assert [bool(dict(kernel.report.instructions).get("wgmma.mma_async")) for kernel, _ in found] == [False] * 2 + [False, True] * 5 + [False] * 3
     assert "ldmatrix" in found[0][0].ptx and "mma.sync" in found[0][0].ptx and found[0][0].cubin == found[1][0].cubin
