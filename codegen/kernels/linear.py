@@ -17,7 +17,7 @@ from tapeout.dialects.format import BF16, FP8_WEIGHT, FP32, Q8, Number
 from tapeout.dialects.types import Tensor
 
 Value = Any
-SCALE_GROUP, ROOM, HOW_COPIED = 32, 256, 6
+SCALE_GROUP, ROOM, HOW_COPIED, HANDED_ON = 32, 256, 6, 7
 Product = Callable[[Value, Value, Value, Value, Value], Value]
 """acc + x[row .., column ..] weight[k .., n ..]: (row, column of x, k, n, acc) to acc."""
 
@@ -62,7 +62,8 @@ class Cut:
     of their own, whose f32 sums a second launch adds up: few rows then keep a whole chip busy; `decoded` (0), factors with scales are decoded
     to BF16 before they are multiplied: 1 where they are loaded, 2 rows of x once, by a launch of their own, 3 the weight too, which pays for
     many rows, 4 the weight once and x where it is loaded, 5 as 2, rows in BF16 too, for a chip's own source that wants them in another order,
-    6 as 1, behind a launch that does nothing, where a chip's own source says how both are to be copied;
+    6 as 1, behind a launch that does nothing, where a chip's own source says how both are to be copied, 7 as 1, with room for sums of
+    segments in whole blocks, which instances of a chip's own source hand on to each other;
     `group` (0), so many row blocks take one block of columns after another and share what
     a cache holds of it; `turns` (1), so many blocks of columns an instance takes one after another, the last instance those that are left;
     `ahead` (0), scales, which are too small for a target's pipeline of copies, are loaded one step ahead; `rows_first` (0), x is the left factor
@@ -142,6 +143,8 @@ def linear(request: Request, schedule: Schedule) -> Kernel:
     if cut["decoded"] == HOW_COPIED:
         before.append(Part(lambda *_: None, lambda *_: [1]))
         work.append(Workspace("bf16", _with_room(lambda _: 0)))
+    if cut["decoded"] == HANDED_ON:
+        work.append(Workspace("f32", lambda rows: -(-rows // cut["block_m"]) * cut["block_m"] * n * cut.segments))
     if cut.turns > 1 and cut["group"]:
         raise KernelError(f"{cut.turns} turns of an instance, group {cut['group']}: expected one turn or no group")
     body, grid = _whole(request, cut)

@@ -8,7 +8,14 @@ so factors are decoded once, by launches in front, or in registers (overrides). 
 from tapeout.codegen.kernel import Request, Schedule
 from tapeout.codegen.nvidia.block_sizes import fitting, padded, power
 from tapeout.codegen.nvidia.facts import Chip
-from tapeout.codegen.nvidia.overrides import expert_linear_sm90, linear_few_sm90, linear_many_sm90, linear_some_sm90, linear_wide_sm90
+from tapeout.codegen.nvidia.overrides import (
+    expert_linear_sm90,
+    linear_few_sm90,
+    linear_many_sm90,
+    linear_once_sm90,
+    linear_some_sm90,
+    linear_wide_sm90,
+)
 from tapeout.codegen.row_values import columns_of
 from tapeout.dialects.types import Tensor
 
@@ -116,11 +123,11 @@ def _decoded_linear(request: Request, chip: Chip, rows: int, count: int, block_n
 
 
 def _some_rows(request: Request, chip: Chip, count: int, rows: int) -> Schedule | None:
-    """An override's entries: blocks of few rows side by side where the weight is small; blocks of 64 rows; or, for more rows, those that read the
-    weight once where that costs less."""
+    """An override's entries: blocks of few rows side by side where the weight is small; one launch where the weight is large and its segments are
+    short; blocks of 64 rows; or, for more rows, those that read the weight once where that costs less."""
     if rows <= linear_some_sm90.TOKENS:
         beside = linear_few_sm90.row(request, chip, count, rows) if _scaled_rows(request) else None
-        return beside or linear_some_sm90.row(request, chip, count, rows)
+        return beside or linear_once_sm90.row(request, chip, count) or linear_some_sm90.row(request, chip, count, rows)
     some, many = linear_some_sm90.best(request, chip, count, rows), linear_many_sm90.best(request, chip, count, rows)
     n, k, _ = _weight(request)
     if some is None or many is None or n * k < READ_ONCE:

@@ -30,6 +30,9 @@ GLUON = (3, 9)
 WARP = 32
 ALIGNMENT = 16
 """Bytes that every buffer's address is a multiple of: the code relies on it and the loader checks it."""
+OWN_MEMORY = re.compile(r"\.global \.align \d+ \.b\d+ \w+\[\d+\];")
+"""A kernel's words of its own in global memory, no table, which its next launch finds as this one left them: two launches must not run side by
+side. Launches that take scratch memory never do (runtime/device/cuda.py), so such a kernel takes a byte of it."""
 CHANGING = (
     "TRITON_OVERRIDE_ARCH", "TRITON_KERNEL_OVERRIDE", "TRITON_INSTRUMENTATION_MODE", "TRITON_ENABLE_ASAN", "TRITON_F32_DEFAULT",
     "TRITON_MOCK_PTX_VERSION", "TRITON_LIBDEVICE_PATH", "TRITON_PLUGIN_PATHS", "TRITON_STORE_BINARY_ONLY", "USE_IR_LOC",
@@ -130,6 +133,7 @@ def _compiled(source: Source, chip: Chip, warps: int, stages: int, made: Any, lo
     if threads is not None and int(threads[1]) != warps * WARP:
         raise ToolchainError(f"kernel {source.name} for {chip.name}: compiled for {threads[1]} threads, its row says {warps} warps")
     columns, scratch, profile = (int(getattr(meta, name, 0) or 0) for name in ("tmem_size", "global_scratch_size", "profile_scratch_size"))
+    scratch = max(scratch, int(OWN_MEMORY.search(ptx) is not None))
     found = report(log, ptx, chip, warps, meta.shared, columns, source.scaled_products)
     emitted = source.language == "triton"
     early = waits(ptx, reads=1 if emitted else None, groups=0 < source.first_warps < warps)

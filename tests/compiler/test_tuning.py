@@ -95,5 +95,5 @@ def test_a_row_whose_ops_refuse_each_other(tapeout: Tapeout, tmp_path: Path, cha
 
 
 def test_an_override_that_is_not_there() -> None:
-    with pytest.raises(KernelError, match="schedule entry override of linear is 5, expected 0 to 4"):
-        scale_limits(Choice(None, "linear", (("override", 5),)))  # type: ignore[arg-type]
+    with pytest.raises(KernelError, match="schedule entry override of linear is 6, expected 0 to 5"):
+        scale_limits(Choice(None, "linear", (("override", 6),)))  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from tapeout.codegen.nvidia.overrides import (
     expert_linear_sm90,
     linear_few_sm90,
     linear_many_sm90,
+    linear_once_sm90,
     linear_some_sm90,
     linear_wide_sm90,
 )
@@ -61,7 +62,8 @@ class Override(Protocol):
 
 
 BY_FAMILY: Mapping[str, tuple[Override, ...]] = {
-    "attend": (attend_sm90,), "linear": (linear_few_sm90, linear_some_sm90, linear_many_sm90, linear_wide_sm90),
+    "attend": (attend_sm90,), "linear": (linear_few_sm90, linear_some_sm90, linear_many_sm90, linear_wide_sm90,
+                                 linear_once_sm90),
     "expert_linear": (expert_linear_sm90,),
 }  # fmt: skip
 """The overrides of a family. A row's `override` is the place of one, from 1 on; 0 is the plain form."""

@@ -58,24 +58,25 @@ def quarter(number: int, pairs: bool = False) -> str:
     for word in range(4):  # row 0, row 1 of columns 0..15, then of columns 16..31
         first, to = QUARTER_REGISTERS + (2 * word if pairs else 4 * (number % 2) + word), 4 * (word // 2) + word % 2
         lines.append(f"prmt.b32 w, ${first}, ${first + 1}, 0x5140;" if pairs else "")
-        lines.append(_two_pairs("w" if pairs else f"${first}", f"f{word % 2}", to, to + 2))
+        lines.append(two_pairs("w" if pairs else f"${first}", f"f{word % 2}", f"${to}", f"${to + 2}"))
     return _block([*lines, "}"])
 
 
-def _two_pairs(word: str, factor: str, even: int, odd: int) -> str:
-    """Signs of four codes are taken at once; those that are not meant lie where magnitudes are selected."""
+def two_pairs(word: str, factor: str, even: str, odd: str) -> str:
+    """Both pairs of a word times a factor, by way of registers n, e, o and t. Signs of four codes are taken at once; those that are not meant
+    lie where magnitudes are selected."""
     return (
         f"and.b32 n, {word}, 0x80808080; shl.b32 e, {word}, 4; shr.u32 o, {word}, 4; shl.b32 t, n, 8; "
         f"lop3.b32 e, e, t, 0x07f007f0, 0xe4; lop3.b32 o, o, n, 0x07f007f0, 0xe4; "
-        f"mul.rn.bf16x2 ${even}, e, {factor}; mul.rn.bf16x2 ${odd}, o, {factor};"
+        f"mul.rn.bf16x2 {even}, e, {factor}; mul.rn.bf16x2 {odd}, o, {factor};"
     )
 
 
-def quarter_products(tile: int, number: int, halves: int = 2) -> str:
+def quarter_products(tile: int, number: int, halves: int = 2, stays: bool = False) -> str:
     """The two products of a quarter of a step onto the sums $0..; then those of the quarter before are done, and in a buffer's first quarter the
-    buffer before is given back; a buffer holds both halves of a step, or one. Operands: sums, the left factor, the one of the quarter before (which
-    stays until its products are done), the right factor's buffer, the barrier of the buffer before, the number of the step in its segment, the
-    thread's lane."""
+    buffer before is given back unless it stays; a buffer holds both halves of a step, or one. Operands: sums, the left factor, the one of the
+    quarter before (which stays until its products are done), the right factor's buffer, the barrier of the buffer before, the number of the step
+    in its segment, the thread's lane."""
     buffer, free, step, lane = (f"${tile + 2 * QUARTER_REGISTERS + i}" for i in range(4))
     lines = [f"{{ .reg .b32 q, a; .reg .b64 d; .reg .pred p; shr.u32 q, {buffer}, 4; or.b32 q, q, 0x10000; wgmma.fence.sync.aligned;"]
     for part in (0, 1):  # rows of 128 bytes, swizzled, 1024 bytes from eight rows to the next eight
@@ -83,7 +84,7 @@ def quarter_products(tile: int, number: int, halves: int = 2) -> str:
         lines.append(f"add.u32 a, q, {at}; mov.b64 d, {{a, 0x40000040}}; wgmma.mma_async.sync.aligned.m64n{tile}k16.f32.bf16.bf16")
         lines.append(f"{{{_range(0, tile // 2)}}}, {{{_range(tile + 4 * part, 4)}}}, d, 1, 1, 1, 0;")
     first = "" if number else f"setp.ne.and.s32 p, {step}, 0, p; "
-    release = "" if number % (2 * halves) else f"setp.eq.u32 p, {lane}, 0; {first}@p mbarrier.arrive.shared::cta.b64 _, [{free}];"
+    release = "" if stays or number % (2 * halves) else f"setp.eq.u32 p, {lane}, 0; {first}@p mbarrier.arrive.shared::cta.b64 _, [{free}];"
     return _block([*lines, f"wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 1; {release} }}"])
 
 

@@ -5,6 +5,12 @@ kernels of the same row compute: segments of K from zero on, 16 columns after an
 in front, and lies as the tensor cores read it; BF16 rows stay where they are. Preconditions: scales of the left factor lie between 2^-92 and 2^39,
 those of the right one below 2^86. Loaders hold weights to that; rows of x are not looked at: smaller groups of one are lost, as they would be beside
 any other group of it in a sum of FP32, and sums of BF16 rows are kept times 2^-32.
+
+What orders copies, reads and products:
+  full   a buffer's bytes have come                                                    all wait before they read them
+  empty  the products that read a buffer are done (a lane of every warp says so)       who starts copies into it waits
+Triton orders its own accesses to shared memory by barriers of all warps; these waits and copies are text that it does not look into, so that no
+such barrier stands in the loop. Copies, reads and products are ordered by `full` and `empty` alone.
 """
 
 from collections.abc import Sequence

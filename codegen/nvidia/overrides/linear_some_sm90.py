@@ -5,6 +5,12 @@ kernels of the same schedule row compute, 16 columns of a segment after another.
 segments up, of a row that splits K, is the plain one. Otherwise an instance adds its segments in order.
 Preconditions: scales of the weight lie between 2^-92 and 2^39, rows between 2^-95 and 2^95. Scales of 32 rows of a weight are equal, because they
 are one scale, laid out for each row.
+
+What orders copies, reads and products, of each buffer of a step:
+  full   all threads' codes and the block of x have come             all wait before they read them
+  empty  the products that read it are done (a lane of every warp)   all wait before they copy codes into it, and the warp whose turn x is
+Triton would order accesses to shared memory by barriers of all warps; these copies and waits are text that it does not look into, so that no
+such barrier stands in the loop. Codes are read by ldmatrix, x by the products alone.
 """
 
 from collections.abc import Sequence

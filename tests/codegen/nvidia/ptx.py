@@ -1,6 +1,6 @@
 """The few PTX instructions that emitted kernels hold as inline text, run on numpy: what decodes on the GPU is what the interpreter runs.
 
-Elements are packed into registers as the compiler packs them: `pack` of them, the first one lowest.
+Elements are packed into registers as the compiler packs them: `pack` of them, the first one lowest. Groups of them are lanes, 32 a warp.
 """
 
 import re
@@ -19,6 +19,7 @@ def run(text: str, inputs: Sequence[np.ndarray], outputs: Sequence[int], pack: i
     results = [_registers_of(size, pack) for size in outputs]
     given = [register for x in inputs for register in _packed(x, pack)]
     registers: dict[str, Register] = {f"${sum(results) + i}": register for i, register in enumerate(given)}
+    registers["%laneid"] = np.arange(given[0].size, dtype=np.uint32) % 32
     for line in re.findall(r"[^{};]+;", text):
         _step(line.strip(" ;\n"), registers)
     firsts = [sum(results[:i]) for i in range(len(outputs))]
@@ -27,25 +28,22 @@ def run(text: str, inputs: Sequence[np.ndarray], outputs: Sequence[int], pack: i
 
 
 def _registers_of(size: int, pack: int) -> int:
-    """How many registers a group of elements takes: one, or one each."""
-    return pack if size == 4 else 1
+    """How many registers a group of elements takes."""
+    return max(1, pack * size // 4)
 
 
 def _packed(x: np.ndarray, pack: int) -> list[Register]:
     raw = x.reshape(-1).view(f"u{x.itemsize}").astype(np.uint64)
     groups = np.pad(raw, (0, -raw.size % pack)).reshape(-1, pack)
-    if x.itemsize == 4:
-        return [groups[:, i].astype(np.uint32) for i in range(pack)]
-    assert pack * x.itemsize <= 4, "an input of narrow elements fills at most one register"
-    return [(groups << (8 * x.itemsize * np.arange(pack, dtype=np.uint64))).sum(1).astype(np.uint32)]
+    each = min(pack, 4 // x.itemsize)
+    words = groups.reshape(len(groups), -1, each) << (8 * x.itemsize * np.arange(each, dtype=np.uint64))
+    return list(words.sum(2).astype(np.uint32).T)
 
 
 def _unpacked(registers: Sequence[Register], size: int, pack: int) -> np.ndarray:
-    if size == 4:
-        return np.stack(registers, 1).reshape(-1)
-    assert pack * size == 4, "an output of narrow elements fills one register"
-    (register,) = registers
-    return (register[:, None] >> (8 * size * np.arange(pack, dtype=np.uint32))).astype(f"u{size}").reshape(-1)
+    assert len(registers) * 4 == pack * size, "an output fills its registers"
+    words = np.stack(registers, 1)[:, :, None] >> (8 * size * np.arange(4 // size, dtype=np.uint32))
+    return words.astype(f"u{size}").reshape(-1)
 
 
 def _step(line: str, registers: dict[str, Register]) -> None:
@@ -53,7 +51,7 @@ def _step(line: str, registers: dict[str, Register]) -> None:
     if name == ".reg":
         return
     target, *sources = (word.strip() for word in rest.split(","))
-    values = [registers[s] if s in registers else np.uint32(int(s, 0)) for s in sources]
+    values = [registers[s] if s in registers else np.uint32(int(s, 0) % 2**32) for s in sources]
     shape = next(iter(registers.values())).shape
     registers[target] = np.broadcast_to(OPERATIONS[name](*values), shape).astype(np.uint32)
 
@@ -107,6 +105,12 @@ def _f16_least_size(a: Register, b: Register) -> Register:
     return np.where(np.signbit(x) ^ np.signbit(y), -least, least).astype(np.float16).view(np.uint32).reshape(-1)
 
 
+def _from_partner(x: Register, mask: np.uint32, bound: np.uint32, lanes: np.uint32) -> Register:
+    """The register of the lane whose number differs in the bits of `mask`; all lanes of a warp take part."""
+    assert (bound, lanes) == (31, 2**32 - 1) and x.size % 32 == 0, "whole warps"
+    return x[np.arange(x.size) ^ int(mask)]
+
+
 def _inverse(x: Register) -> Register:
     with np.errstate(divide="ignore"):
         return (np.float32(1) / x.astype(np.uint32).view(np.float32)).astype(np.float32).view(np.uint32)
@@ -119,6 +123,10 @@ OPERATIONS = {
     "min.xorsign.abs.f16x2": _f16_least_size,
     "rcp.approx.ftz.f32": _inverse,
     "mov.b32": lambda a: a,
+    "mov.u32": lambda a: a,
+    "setp.ne.u32": lambda a, b: a != b,
+    "selp.b32": lambda a, b, p: np.where(p, a, b),
+    "shfl.sync.bfly.b32": _from_partner,
     "cvt.u32.u16": lambda a: a & np.uint32(0xFFFF),
     "add.u32": lambda a, b: a + b,
     "sub.rn.f32": lambda a, b: (a.view(np.float32) - b.view(np.float32)).view(np.uint32),

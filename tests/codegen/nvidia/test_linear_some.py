@@ -25,7 +25,7 @@ from tests.codegen.nvidia import ptx
 from tests.codegen.nvidia.compiling import compiled, jobs
 
 SHAPES = {
-    (25600, 6144, 1): (256, 0), (5120, 15360, 1): (320, 1), (5120, 8192, 1): (320, 1), (32768, 1280, 1): (256, 0), (4608, 5120, 1): (192, 1),
+    (25600, 6144, 1): (256, 0), (5120, 15360, 1): (320, 1), (32768, 1280, 1): (256, 0),
     (5120, 2304, 1): (64, 1), (1280, 5120, 1): (64, 1), (1792, 5120, 1): (64, 1), (8192, 4096, 8): (256, 1),
 }  # fmt: skip
 """Rows of the weight in an instance, whether K is split."""
@@ -52,7 +52,7 @@ def test_shapes_of_the_slice_are_cut_to_fill_the_chip(shape: tuple[int, int, int
     assert SM90.processors * 0.45 < instances <= SM90.processors * (2 if row["stages"] == 4 and row["block_n"] == 64 else 1)
 
 
-@pytest.mark.parametrize(("rows", "place"), [(16, 1), (64, 2), (128, 2), (129, 3)])
+@pytest.mark.parametrize(("rows", "place"), [(16, 1), (17, 5), (64, 5), (65, 3), (128, 2), (129, 3)])
 def test_few_rows_have_rows_of_their_own(rows: int, place: int):
     assert linear_for(request(5120, 8192), SM90, rows)["override"] == place
 

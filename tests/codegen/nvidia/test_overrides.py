@@ -14,7 +14,7 @@ from tapeout.codegen.nvidia import overrides
 from tapeout.codegen.nvidia.emit import EmitError
 from tapeout.codegen.nvidia.facts import SM90, SM100
 from tapeout.codegen.nvidia.overrides import attend_sm90, linear_few_sm90, source_for
-from tapeout.codegen.nvidia.schedules import schedule_for
+from tapeout.codegen.nvidia.schedules import bucket_rows_for, schedule_for
 from tapeout.codegen.select_kernels import Choice
 from tapeout.dialects.format import BF16, Q4_INDEX
 from tapeout.dialects.types import Blocks, Ring, Tensor
@@ -36,6 +36,15 @@ def with_operand(number: int, view) -> object:
 @pytest.mark.parametrize("request_", [CASE, WINDOW_ONLY, with_operand(2, Tensor((None, 133), CASE.operands[2].number))])
 def test_real_requests_are_covered(request_):
     assert attend_sm90.why_not(request_, SM90) is None and schedule_for(SM90)("attend", request_)["override"] == 1
+
+
+def test_few_rows_have_two_instances_each_and_many_take_turns():
+    row = schedule_for(SM90)("attend", CASE)
+    found = {rows: bucket_rows_for(SM90)("attend", CASE, row, rows) for rows in (1, 64, 66, 67, 128, 132, 133, 4096)}
+    forms = {rows: (64 // one["block_heads"], one["instances"]) for rows, one in found.items()}
+    assert forms == {1: (2, 0), 64: (2, 0), 66: (2, 0), 67: (1, 0), 128: (1, 0), 132: (1, 0), 133: (1, 132), 4096: (1, 132)}
+    other = {**row, "warps": 8}
+    assert bucket_rows_for(SM90)("attend", CASE, other, 1) == other
 
 
 @pytest.mark.parametrize(
@@ -77,7 +86,7 @@ def test_a_row_that_an_override_has_no_form_for_is_refused():
     made = lower(Choice(request, "linear", tuple(sorted({**row, "decoded": 2}.items()))))
     with pytest.raises(EmitError, match=r"the override of sm90 has no form for {.*'decoded': 2.*}.*; set override to 0"):
         source_for(made, SM90)
-    with pytest.raises(KernelError, match="schedule entry override of linear is 9, expected 0 to 4"):
+    with pytest.raises(KernelError, match="schedule entry override of linear is 9, expected 0 to 5"):
         source_for(lower(Choice(request, "linear", tuple(sorted({**row, "override": 9}.items())))), SM90)
 
 
@@ -97,12 +106,12 @@ def test_the_source_names_its_kernel_and_has_the_requests_numbers():
 
 
 def test_it_compiles_without_spills_to_wgmma_twice_the_same():
-    work = jobs([kernel()], "sm90") * 2 + jobs([kernel(WINDOW_ONLY)], "sm90")
+    work = jobs([kernel()], "sm90") * 2 + jobs([kernel(WINDOW_ONLY), *(kernel(**row) for row in (attend_sm90.ALONE, attend_sm90.FEW))], "sm90")
     found = [(made, problems) for _, made, problems in compiled(work)]
-    for made, problems in found:
+    for (made, problems), (warps, products) in zip(found, [(16, 64)] * 4 + [(20, 48)], strict=True):
         assert not isinstance(made, str), made
-        assert (problems, made.report.spill_stores, made.report.stack_bytes, made.warps) == ([], 0, 0, 16)
-        assert dict(made.report.instructions)["wgmma.mma_async"] == 64 and "setmaxnreg" in made.ptx
+        assert (problems, made.report.spill_stores, made.report.stack_bytes, made.warps) == ([], 0, 0, warps)
+        assert dict(made.report.instructions)["wgmma.mma_async"] == products and "setmaxnreg" in made.ptx
     assert found[0][0].cubin == found[1][0].cubin
 
 
@@ -118,7 +127,7 @@ def test_at_most_a_third_of_kernel_text_is_for_one_chip():
 ALL, LINEAR, EXPERTS = (0, 254), (127 - 92, 127 + 39), (127 - 116, 127 + 17)
 
 
-@pytest.mark.parametrize(("family", "limits"), [("attend", [ALL]), ("linear", [ALL, LINEAR, LINEAR, ALL]), ("expert_linear", [EXPERTS])])
+@pytest.mark.parametrize(("family", "limits"), [("attend", [ALL]), ("linear", [ALL, LINEAR, LINEAR, ALL, LINEAR]), ("expert_linear", [EXPERTS])])
 def test_each_says_what_scales_it_takes(family: str, limits: list[tuple[int, int]]):
     for own, wanted in zip(overrides.BY_FAMILY[family], limits, strict=True):
         for request, row in own.CASES:
