@@ -1,5 +1,6 @@
 """Which earlier launches of a program a launch has to wait for: those that wrote what it reads, and those that still read or wrote what it
-overwrites. A device that can run launches side by side needs no more order than that.
+overwrites. A device that can run launches side by side needs no more order than that. A line of launches, each behind the one before, may have
+some beside it: these wait for what they must, and the line does for them where it uses what they made.
 
 Waits are written as distances back (1: the launch before), without those that follow from others.
 """
@@ -29,16 +30,20 @@ class _Bytes:
 
 
 class Branches:
-    """The launches of one program so far; `add` takes the next one."""
+    """The launches of one program so far; `add` takes the next one. `in_line`: each also waits for the one before, but for those beside the line."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, in_line: bool = False) -> None:
+        self._in_line = in_line
+        self._last: set[int] = set()  # of the line
         self._arena: list[_Bytes] = []
         self._named: dict[Ref, _Bytes] = {}
         self._behind: list[int] = []  # for each launch, the set of those before it, as bits
 
-    def add(self, reads: Iterable[Place], writes: Iterable[Place]) -> tuple[int, ...]:
+    def add(self, reads: Iterable[Place], writes: Iterable[Place], *, beside: bool = False) -> tuple[int, ...]:
         """Distances to the launches that the next one waits for."""
         number, waits, read, written = len(self._behind), set[int](), list(reads), list(writes)
+        if self._in_line and not beside:
+            waits, self._last = self._last, {number}
         for ref, size in read:
             for found in self._found(ref, size):
                 waits |= set() if found.writer is None else {found.writer}

@@ -22,6 +22,7 @@ from tapeout.passes.define import Pass, PassError
 from tapeout.passes.fuse_attention_output import FuseAttentionOutput
 from tapeout.passes.fuse_collapse_norm import FuseCollapseNorm
 from tapeout.passes.fuse_draft_draw import FuseDraftDraw
+from tapeout.passes.fuse_lookup_quantize import FuseLookupQuantize
 from tapeout.passes.fuse_norm_quantize import FuseNormQuantize
 from tapeout.passes.fuse_query_path import FuseQueryPath
 from tapeout.passes.fuse_swiglu_quantize import FuseSwigluQuantize
@@ -39,6 +40,7 @@ PASSES: dict[str, type[Pass]] = {
         FuseQueryPath,
         FuseAttentionOutput,
         FuseSwigluQuantize,
+        FuseLookupQuantize,
         FuseCollapseNorm,
         FuseDraftDraw,
         OutlineLayers,
@@ -61,6 +63,7 @@ def graph_pipeline(settings: Settings, drafts_each: int) -> list[Pass]:
         FuseNormQuantize(),
         FuseAttentionOutput(),
         FuseSwigluQuantize(),
+        FuseLookupQuantize(),
         FuseCollapseNorm(),
         FuseDraftDraw(),
         Verify(),

@@ -15,6 +15,7 @@ from tapeout.codegen.select_kernels import Choice, choice_of, in_launches, kerne
 from tapeout.compiler.branches import Branches
 from tapeout.dialects._mlir import func, ir
 from tapeout.dialects.define import from_attribute
+from tapeout.dialects.fused import reads_host
 from tapeout.dialects.types import Blocks, Ring, Tensor, View, from_ir
 from tapeout.passes.bucket_rows import buckets_of
 from tapeout.passes.define import PassError, functions, operations
@@ -37,7 +38,8 @@ def step_programs(
 ) -> dict[str, dict[str, Program]]:
     """Programs by entry point and bucket; `kernels` numbers the kernel of each choice.
 
-    With `bound`, launches of buckets whose values lie apart say which earlier ones they wait for (branches.py).
+    With `bound`, launches say which earlier ones they wait for (branches.py): where values lie apart, whose memory or results they need; in larger
+    buckets the one before, but for those of ops that read host memory.
     """
     reader = _Reader(kernels, grids, buckets_of(module), bound)
     out: dict[str, dict[str, Program]] = {}
@@ -88,6 +90,7 @@ class _Op:
     extent: str
     cost: Any
     calls: func.FuncOp | None
+    reads_host: bool
 
 
 @dataclass(frozen=True)
@@ -110,8 +113,8 @@ class _Reader:
 
     def program(self, function: func.FuncOp, frame: _Frame) -> Iterator[Launch]:
         """The launches of an entry point."""
-        apart = self._bound is not None and self._buckets[frame.bucket] <= APART_ROWS
-        self._branches, self._bytes = Branches() if apart else None, {}
+        in_line = self._buckets[frame.bucket] > APART_ROWS
+        self._branches, self._bytes = Branches(in_line=in_line) if self._bound is not None else None, {}
         return self.launches(function, frame)
 
     def launches(self, function: func.FuncOp, frame: _Frame) -> Iterator[Launch]:
@@ -140,15 +143,15 @@ class _Reader:
                 yield Launch.model_construct(kernel=kernel, buffers=(*buffers, ("extent", op.extent)), cost=cost, grid=grid, after=after)
 
     def _waits(self, op: _Op, frame: _Frame, given: list[Ref], made: list[Ref]) -> tuple[int, ...] | None:
-        """The launches in front that an op's first one waits for; None where all of them. An op without results writes the states it takes."""
+        """The launches in front that an op's first one waits for; None where nobody asks. An op without results writes the states it takes."""
         if self._branches is None:
             return None
         self._bytes.update(zip(made, op.sizes[frame.bucket], strict=True))
         changed = [ref for ref in given if ref[0] == "state" and not op.results]
         read, written = ([(ref, self._bytes.get(ref, 0)) for ref in refs if ref[0] != "weight"] for refs in (given, made + changed))
-        waits = self._branches.add(read, written)
+        waits = self._branches.add(read, written, beside=op.reads_host)
         for _ in op.kernels[frame.bucket][1:]:
-            self._branches.add(read, written)
+            self._branches.add(read, written, beside=op.reads_host)
         return waits
 
     def _sizes(self, op: ir.Operation, ragged: Extents, number: int, bucket: int) -> list[int]:
@@ -191,6 +194,7 @@ class _Reader:
             extent or "rows",
             None if called else launch_cost(op, extent),
             called,
+            called is None and reads_host(op),
         )
 
 

@@ -6,6 +6,8 @@ An op is an `ext` class with static functions and the `declare` decorator:
   fit, and returns the result views. The builder uses it to make types, the verifier to compare them: there is no second statement of a shape rule.
 * `meaning(a, results, *inputs)` computes arrays from arrays: real arithmetic in float64, rounded once to each result's number.
 * `cost(a, operands, results, sizes)` counts bytes and operations; without it an op reads its operands and writes its results once.
+* `reads_host = True` where rows come from a table that a chip may leave in host memory: then it is the bus between the two that the op waits for,
+  and launches of other ops can run meanwhile.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -90,6 +92,7 @@ class Declaration:
     groups: tuple[str, ...]
     results: tuple[str, ...]
     attributes: tuple[str, ...]
+    reads_host: bool
 
     @property
     def sentence(self) -> str:
@@ -119,6 +122,7 @@ def declare(cls: OpClass) -> OpClass:
         kinds["OperandDef"],
         kinds["ResultDef"],
         kinds["AttributeDef"],
+        getattr(cls, "reads_host", False),
     )
     cls.verify_invariants = _verify
     REGISTRY[declaration.name] = declaration

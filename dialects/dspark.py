@@ -4,6 +4,7 @@ p is the position of the last token whose features are in the windows; the block
 (docs/model.md 7.2). Drawing is `sample.draw`; layers, head and Markov products are ops of other dialects.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from tapeout.dialects._mlir import ext, ir
 from tapeout.dialects.define import Cost, Group, Sizes, builder, declare, require
 from tapeout.dialects.format import INT32, REAL, Array, Number, Scaled, decode, encode
+from tapeout.dialects.nn import same_parts
 from tapeout.dialects.rows import TABLE, Ids, left_aligned, tables
 from tapeout.dialects.rules import ROWS, made, positive, rows, shaped, wide
 from tapeout.dialects.types import Tensor, View
@@ -154,37 +156,40 @@ correct = builder(CorrectOp)
 
 @declare
 class ConfidenceOp(Dspark.Operation, name="confidence", traits=[ext.Pure]):
-    """confidence = projection . [x ; e] for one place of every block, from the un-normed hidden row and the embedding of the token before.
+    """confidence = projection . [x ; e] for every place of every block, from the un-normed hidden row and the embedding of the token before.
 
-    x [?, H], `size` rows a sequence; e [?, Rk], one a sequence; projection [1, H + Rk] -> [?], one a sequence, FP32 (docs/model.md 7.2).
+    x [?, H], one row a place; embedded: e [?, Rk] of each place of a block, one row a sequence; projection [1, H + Rk] -> [?, places], one row a
+    sequence, FP32: column n of row s from x row s*places + n and row s of the n-th e (docs/model.md 7.2).
     """
 
-    confidence: ext.Result[Any]
+    confidences: ext.Result[Any]
     x: ext.Operand[Any]
-    e: ext.Operand[Any]
+    embedded: Sequence[ext.Operand[Any]]
     projection: ext.Operand[Any]
-    step: ir.IntegerAttr
-    size: ir.IntegerAttr
 
     extent = staticmethod(_sequences)
 
     @staticmethod
-    def infer(a: Any, x: Group, e: Group, projection: Group, *, out: Numbers) -> Tensor:
-        hidden, embedded = rows(x, "x", 2), rows(e, "e", 2)
-        shaped(projection, "projection", 1, hidden.sized(0)[1] + embedded.sized(0)[1])
-        _place(a)
+    def infer(a: Any, x: Group, embedded: Group, projection: Group, *, out: Numbers) -> Tensor:
+        hidden, places = rows(x, "x", 2), same_parts(embedded, 2)
+        e = rows(places[0], "embedded", 2)
+        shaped(projection, "projection", 1, hidden.sized(0)[1] + e.sized(0)[1])
         number = out[0] or _wide(hidden, e, projection)
-        require(number.scaling is None, f"the result is {number}, expected one unscaled number a sequence")
-        return made((ROWS,), number)
+        require(number.scaling is None, f"the result is {number}, expected one unscaled number a place")
+        return made((ROWS, len(places)), number)
 
     @staticmethod
-    def meaning(a: Any, results: list[Tensor], x: Value, e: Value, projection: Value) -> Value:
-        features = np.concatenate([decode(x[a.step :: a.size]), decode(e)], axis=1)
-        return encode((features * decode(projection)).sum(axis=1), results[0].number)
+    def meaning(a: Any, results: list[Tensor], x: Value, embedded: list[Value], projection: Value) -> Value:
+        count = len(embedded)
+        places = [np.concatenate([decode(x[n::count]), decode(e)], axis=1) for n, e in enumerate(embedded)]
+        return encode((np.stack(places, 1) * decode(projection)).sum(axis=2), results[0].number)
 
     @staticmethod
     def cost(a: Any, operands: list[Any], results: list[Tensor], sizes: Sizes) -> Cost:
-        return _sequence_cost(operands, results, sizes, 2 * operands[2].shape[1])
+        x, embedded, projection = operands
+        places, width = sizes.sequences * len(embedded), projection.shape[1]
+        read = x.bytes(places) + embedded[0].bytes(places) + projection.bytes(0)
+        return Cost(read, results[0].bytes(sizes.sequences), {"f32": 2 * places * width})
 
 
 confidence = builder(ConfidenceOp)

@@ -149,6 +149,8 @@ class LookupOp(Engram.Operation, name="lookup", traits=[ext.Pure]):
     ids: ext.Operand[Any]
     table: ext.Operand[Any]
 
+    reads_host = True
+
     @staticmethod
     def infer(a: Any, ids: Group, table: Group, *, out: Sequence[Number | None]) -> Tensor:
         columns = index(ids, "ids", None, "C").sized(0)[1]

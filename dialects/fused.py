@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 from tapeout.dialects._mlir import ext, ir
+from tapeout.dialects.define import REGISTRY
 from tapeout.dialects.nn import Nn
 
 MOST_INPUTS, MOST_RESULTS = 16, 4
@@ -91,6 +92,13 @@ def fuse(ops: Sequence[ir.Operation], kind: str) -> ir.Operation:
         YieldOp(*_filled(results, MOST_RESULTS))
     _keep_layer(group[0], fused)
     return fused
+
+
+def reads_host(op: ir.Operation) -> bool:
+    """Whether an op, or one of a group, reads rows that a chip may leave in host memory."""
+    if op.name == "nn.fused":
+        return any(reads_host(inner.operation) for inner in op.regions[0].blocks[0].operations)
+    return op.name in REGISTRY and REGISTRY[op.name].reads_host
 
 
 def _replace(old: ir.Value, new: ir.Value, where: Callable[[ir.Operation], bool]) -> None:

@@ -120,29 +120,31 @@ def correct(request: Request, schedule: Schedule) -> Kernel:
 
 @family("dspark.confidence", refuses=_cannot_correct)
 def confidence(request: Request, schedule: Schedule) -> Kernel:
-    """projection . [x ; e] of one place of each block, [?]. Grid: sequences (model spec 7.2)."""
-    hidden, embedded = (width(view) for view in request.operands[:2])
-    step, size = request["step"], request["size"]
+    """projection . [x ; e] of every place of each block, [?, places]. Grid: sequences x places (model spec 7.2)."""
+    hidden, embedded, places = width(request.operands[0]), width(request.operands[1]), width(request.results[0])
     block_hidden, block_embedded = block(schedule, "block_hidden", hidden), block(schedule, "block_embedded", embedded)
 
     def body(*buffers: Value) -> None:
         b = bind(request, buffers)
-        x, e, projection = b.operands
-        row = t.program_id(0)
-        total = _dotted(x, t.add(t.mul(row, size), step), projection, 0, block_hidden, t.full([1], 0.0))
-        total = _dotted(e, row, projection, hidden, block_embedded, total)
-        t.View(b.results[0].values, [None]).store([row], total)
+        x, *parts, projection = b.operands
+        row, place = t.program_id(0), t.program_id(1)
+        at = t.add(t.mul(row, places), place)
+        total = _dotted(x, at, hidden, projection, 0, block_hidden, t.full([1], 0.0))
+        for number, part in enumerate(parts):
+            columns = t.select(t.equal(place, number), t.index(embedded), 0)  # of another place none
+            total = _dotted(part, row, columns, projection, hidden, block_embedded, total)
+        t.View(b.results[0].values, [None]).store([at], total)
 
     order = f"row: hidden columns by {block_hidden}, then embedded ones by {block_embedded}, ascending"
-    return Kernel(body, lambda *b: [row_count(b)], order)
+    return Kernel(body, lambda *b: [row_count(b), places], order)
 
 
-def _dotted(x: Rows, row: Value, projection: Rows, first: int, size: int, total: Value) -> Value:
-    """total [1] + one row of x times the projection's columns from `first` on."""
+def _dotted(x: Rows, row: Value, columns: Value, projection: Rows, first: int, size: int, total: Value) -> Value:
+    """total [1] + the first columns of one row of x times the projection's from `first` on."""
 
     def add(column: Value, total: Value) -> list[Value]:
         weight = projection.vector(projection.columns, t.add(column, first), size)
         products = t.mul(x.load(None, [row, column], [1, size]), t.broadcast(weight, 0, 1))
         return [t.add(total, t.reduce(products, "add", 1))]
 
-    return t.loop(0, x.columns, size, [total], add)[0]
+    return t.loop(0, columns, size, [total], add)[0]

@@ -81,20 +81,35 @@ def _cannot_look_up(request: Request) -> str | None:
     return None if known else f"the table is {table}, this kernel reads FP8 rows with a scale per 32 columns, BF16 or FP32 rows"
 
 
-@family("engram.lookup", refuses=_cannot_look_up)
+@family("engram.lookup", "nn.fused:lookup_quantize", refuses=_cannot_look_up)
 def lookup(request: Request, schedule: Schedule) -> Kernel:
-    """Decoded table rows of ids [?, C], side by side. Grid: blocks of ids (model spec 6.3)."""
+    """Decoded table rows of ids [?, C], side by side, plain or quantized. Grid: blocks of ids (model spec 6.3).
+
+    With `instances` in the schedule there are at most so many, which take blocks in turns: rows of a table in host memory come no faster to more.
+    """
     block_rows, columns, ids_each = schedule["block_rows"], width(request.operands[1]), columns_of(request.operands[0])
+    most, fused = schedule.get("instances", 0), request.op.startswith("nn.fused")
 
     def body(*buffers: Value) -> None:
         b = bind(request, buffers)
         (ids, table), count = b.operands, t.mul(b.rows, ids_each)
-        first = t.mul(t.program_id(0), block_rows)
-        parts = [t.gather(buffer, ids.values, first, block_rows, size, valid=t.sub(count, first)) for buffer, size in table.buffers()]
-        found = t.cast(parts[0], "f32") if len(parts) == 1 else t.dequantize_q8(*parts)
-        b.results[0].folded(columns).store(count, [first, 0], found)
 
-    return Kernel(body, lambda *b: [t.ceil_div(t.mul(row_count(b), ids_each), block_rows)], "no sums")
+        def some(first: Value) -> None:
+            parts = [t.gather(buffer, ids.values, first, block_rows, size, valid=t.sub(count, first)) for buffer, size in table.buffers()]
+            found = t.cast(parts[0], "f32") if len(parts) == 1 else t.dequantize_q8(*parts)
+            b.results[0].folded(columns).store(count, [first, 0], t.round_bf16(found) if fused else found)
+
+        first = t.mul(t.program_id(0), block_rows)
+        if most:
+            t.loop(first, count, most * block_rows, [], some)
+        else:
+            some(first)
+
+    def grid(*b: Value) -> list[Value]:
+        blocks = t.ceil_div(t.mul(row_count(b), ids_each), block_rows)
+        return [t.minimum(blocks, most) if most else blocks]
+
+    return Kernel(body, grid, "no sums")
 
 
 @family("engram.gate")

@@ -33,6 +33,7 @@ CODED_COLUMNS = 4096  # columns of heads that a warp rotates and encodes
 LONG_COLUMNS = 4096  # columns of a tile of logits
 PIECE_COLUMNS, LEVELS, LISTED = 2048, 17, 32768  # of a row of logits that is drawn from
 SHARED, DRAWING_REGISTERS = 1024, 128  # instances that share all pieces of all rows: a chip holds them at once
+LOOKED_UP, LOOKING_UP = 64, 8  # rows of a table that an instance asks for at once, and instances: PCIe has enough, launches beside them the chip
 LANES_EACH = 8  # elements of a tile for each thread
 GATE_SEGMENT = 512  # columns that one instance of the gate multiplies
 FEW_EXPERTS, MOST_GATED = 64, 1024  # scores that a warp chooses from; rows up to which a gate's launch waits for its first bytes most of the time
@@ -109,6 +110,11 @@ def _held_streams(request: Request, chip: Chip) -> Schedule:
     """What the streams of a row collapse to stays in registers between the sum of squares and the norm."""
     row, held = _streams(request, chip), int(width(request.operands[0]) <= HELD_COLUMNS)
     return {**row, "held": held, "ahead": held, "warps": 2 * row["warps"]}
+
+
+def _lines(family: str, request: Request) -> int:
+    """Rows that one row of a step is to a kernel: a choice of experts each."""
+    return columns_of(request.results[0]) // width(request.results[0]) if family == "swiglu" else 1
 
 
 def _norm_rope(request: Request, chip: Chip) -> Schedule:
@@ -263,7 +269,7 @@ ROWS: Mapping[str, Row] = {
     **dict.fromkeys(("entries", "lookback"), _fixed(1, block_rows=1)),
     "remember": _fixed(block_rows=64),
     "window": _fixed(block_rows=8),
-    "lookup": _fixed(block_rows=8),
+    "lookup": _fixed(8, block_rows=LOOKED_UP, instances=LOOKING_UP),
     "attend": _attend,
     "pool": _pool,
     **dict.fromkeys(SELECTIONS, _selection),
@@ -285,7 +291,9 @@ def bucket_rows_for(chip: Chip) -> Callable[[str, Request, Schedule, int], Sched
     def row_for(family: str, request: Request, row: Schedule, rows: int) -> Schedule:
         if family in SELECTIONS:
             return {**row, **_pieces_row(request, _pieces(request, row, rows))}
-        if rows <= FEW_ROWS and family in TOGETHER:
+        if row == attend_sm90.ROW:
+            return attend_sm90.for_bucket(rows)
+        if rows * _lines(family, request) <= FEW_ROWS and family in TOGETHER:
             each = max(1, row.get("block_rows", 1))
             row = {**row, "block_rows": min(1, row.get("block_rows", 1)), "warps": max(1, row["warps"] // each)}
         elif family == "rms_norm" and width(request.results[0]) <= WARP_COLUMNS:

@@ -24,6 +24,7 @@ from tapeout.models.deepseek_v41.graph_layers import (
     Streams,
     append_entries,
     block,
+    engram_rows,
     sublayer_input,
     with_engram,
 )
@@ -168,12 +169,12 @@ class _Graph:
             rows, entry_rows = self.encoder_rows(f)
             embedded = nn.embed(patched, f.weight("embed"), out=REAL, loc=f.at("embedded"))
             streams, taps = Streams(*mhc.start(embedded, streams=config.text.hc_mult, loc=f.at("start"))), []
+            ahead = self.looked_up(f, 0, rows)
             for l in range(boundary):
-                layer = self.layer(f, l, rows)
+                layer, looked_up, ahead = self.layer(f, l, rows), ahead, self.looked_up(f, l + 1, rows)
                 with f.layer(layer.name):
-                    if table := config.engram_table(l):
-                        ids = f.input(_engram_rows(l), Tensor((ROWS, table.columns), INT32), "rows")
-                        streams = with_engram(layer, streams, ids)
+                    if looked_up is not None:
+                        streams = with_engram(layer, streams, looked_up)
                     taps += self.taps(f, l, streams)
                     streams = block(layer, streams, rows, entry_rows)
             layer = self.layer(f, boundary, rows)
@@ -182,6 +183,13 @@ class _Graph:
                 append_entries(layer, x, entry_rows)
             found = {"features": features(f, taps)} if taps else {}
             f.finish({"streams": streams.x, "premix": streams.premix, "boundary_input": x, **found})
+
+    def looked_up(self, f: Function, l: int, rows: Rows) -> ir.Value | None:
+        """Table rows of an Engram layer, None for another. They come from afar: a layer asks for those of the next one."""
+        table = self.config.engram_table(l)
+        if table is None:
+            return None
+        return engram_rows(self.layer(f, l, rows), f.input(_engram_rows(l), Tensor((ROWS, table.columns), INT32), "rows"))
 
     def encoder_rows(self, f: Function) -> tuple[Rows, EntryRows]:
         """The row tables that @step made, as inputs."""

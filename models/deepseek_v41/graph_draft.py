@@ -68,18 +68,17 @@ def _write_tokens(f: Function, config: ModelConfig, hidden: ir.Value, golden: ir
     normed = nn.rms_norm(hidden, f.weight(f"{last}.norm"), epsilon=text.rms_norm_eps, loc=f.at("normed"))
     base = nn.linear(normed, f.weight("head"), groups=1, wide=True, loc=f.at("base"))
     markov = f.weight(f"{last}.markov_head.embed"), f.weight(f"{last}.markov_head.head")
-    confidence = f.weight(f"{last}.confidence_head.proj")
     settings = [per_sequence[f"draft_{name}"] for name in ("temperature", "top_k", "top_p", "seeds")]
-    previous, tokens, confidences = golden, [], []
+    previous, tokens, embedded = golden, [], []
     for n in range(text.dspark_block_size):
         place = {"step": n, "size": text.dspark_block_size}
-        e = nn.embed(previous, markov[0], out=REAL, loc=f.at(f"markov_{n}"))
-        bias = nn.linear(e, markov[1], groups=1, wide=True, loc=f.at(f"bias_{n}"))
+        embedded.append(nn.embed(previous, markov[0], out=REAL, loc=f.at(f"markov_{n}")))
+        bias = nn.linear(embedded[n], markov[1], groups=1, wide=True, loc=f.at(f"bias_{n}"))
         logits = dspark.correct(base, bias, **place, loc=f.at(f"logits_{n}"))
-        confidences.append(dspark.confidence(hidden, e, confidence, **place, loc=f.at(f"confidence_{n}")))
         previous, _ = sample.draw(logits, *settings, per_sequence["draft_positions"], stream=DRAFT_STREAM + n, loc=f.at(f"draft_{n}"))
         tokens.append(previous)
-    f.finish({"drafts": nn.stack(tokens, loc=f.at("drafts")), "confidences": nn.stack(confidences, loc=f.at("confidences"))})
+    confidences = dspark.confidence(hidden, embedded, f.weight(f"{last}.confidence_head.proj"), loc=f.at("confidences"))
+    f.finish({"drafts": nn.stack(tokens, loc=f.at("drafts")), "confidences": confidences})
 
 
 _INPUTS = {"golden_rows": INT32, "draft_positions": INT32, "draft_slots": INT32, "draft_temperature": FP32, "draft_top_k": INT32,

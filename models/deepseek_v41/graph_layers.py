@@ -263,10 +263,14 @@ def shared_expert(layer: Layer, x: ir.Value) -> ir.Value:
 # -- Engram
 
 
-def with_engram(layer: Layer, streams: Streams, ids: ir.Value) -> Streams:
-    """Streams with the gated value of the looked-up rows `ids` [?, C] added (docs/model.md 6.3)."""
+def engram_rows(layer: Layer, ids: ir.Value) -> ir.Value:
+    """The joined table rows [?, C*w] of `ids` [?, C]. They hang on tokens alone: whoever writes this early can have them on their way early."""
+    return engram.lookup(ids, layer.weight("engram.embed"), out=REAL, loc=layer.f.at(f"{layer.name}.engram.rows"))
+
+
+def with_engram(layer: Layer, streams: Streams, rows: ir.Value) -> Streams:
+    """Streams with the gated value of the looked-up `rows` added (docs/model.md 6.3)."""
     text, at = layer.config.text, layer.f.at
-    rows = engram.lookup(ids, layer.weight("engram.embed"), out=REAL, loc=at("engram.rows"))
     kv = layer.linear("engram.kv", rows, "engram.wkv")
     gates = layer.weight("engram.q_weight"), layer.weight("engram.k_weight")
     x = engram.gate(streams.x, kv, *gates, norm_epsilon=text.rms_norm_eps, floor=GATE_FLOOR, loc=at("engram.streams"))

@@ -26,7 +26,7 @@ from tapeout.runtime.program import LoadedPrograms, Part
 from tests.bench.gpu_acceptance import LATE
 from tests.bench.greedy import RANDOM
 from tests.bench.meanings.cases import Case, load_cases
-from tests.bench.meanings.launch import OTHER_EXTENT, PATTERN, WHOLE, ragged, row_bytes
+from tests.bench.meanings.launch import OTHER_EXTENT, PATTERN, WHOLE, places_of, ragged, row_bytes
 from tests.bench.meanings.scene import Memory, fill_states, loaded, opened, rows_of
 
 SOME = 8  # of so many rows one is run where a larger bucket has the same kernels
@@ -325,7 +325,7 @@ def _times(case: Case, name: str) -> int:
     op = case.body[0]
     if name.startswith("out") or _number(name) not in OTHER_EXTENT.get(op.name, ()):
         return 1
-    return 0 if op.name == "nn.take" else int(op.attributes["size"])
+    return 0 if op.name == "nn.take" else places_of(case)
 
 
 def _in_order(rows: Any, pairs: Sorted | None, view: Any) -> Any:

@@ -28,6 +28,7 @@ NAMES = [
     "fuse-norm-quantize",
     "fuse-attention-output",
     "fuse-swiglu-quantize",
+    "fuse-lookup-quantize",
     "fuse-collapse-norm",
     "fuse-draft-draw",
     "verify",
@@ -139,6 +140,11 @@ def test_modules_are_separate() -> None:
         run_passes(f"{NORM}// -----\nhello", "")
 
 
+def test_a_dumped_kernel_is_no_module_for_passes() -> None:
+    with pytest.raises(ModuleRefused, match=r"unregistered dialect.*; expected a module of the graph level: kernels are written for reading$"):
+        run_passes('"tile.program_id"() : () -> index', "verify")
+
+
 def compiled(tmp_path: Path, **settings: Any) -> tuple[object, list[str], list[tuple[str, str]]]:
     stages: list[str] = []
     printed: list[tuple[str, str]] = []
@@ -163,9 +169,9 @@ def test_stop_after_lower_to_tile_and_print(tmp_path: Path) -> None:
 
 def test_print_ir(tmp_path: Path) -> None:
     assert [s for s, _ in compiled(tmp_path, stop_after="bucket-rows", print_ir_after=("verify",))[2]] == ["verify", "verify"]
-    assert [s for s, _ in compiled(tmp_path, stop_after="verify", print_ir_after=("all",))[2]] == ["graph", *NAMES[:9]]
+    assert [s for s, _ in compiled(tmp_path, stop_after="verify", print_ir_after=("all",))[2]] == ["graph", *NAMES[:10]]
     changed = [s for s, _ in compiled(tmp_path, stop_after="verify", print_ir_after=("changed",))[2]]
-    assert changed == ["graph", *NAMES[1:8]]  # verify changes nothing
+    assert changed == ["graph", *NAMES[1:9]]  # verify changes nothing
     assert [s for s, _ in compiled(tmp_path, stop_after="verify", print_ir_after=("graph",))[2]] == ["graph"]
 
 

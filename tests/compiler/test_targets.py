@@ -155,7 +155,7 @@ def test_dumps_of_several_targets_do_not_mix(config: Path, tmp_path: Path) -> No
     compile_path(config, tmp_path / "set", settings, Watch(ir=lambda name, text: shown.append(name)), cache=tmp_path / "cache")
     assert shown == ["bucket-rows", "select-kernels sm90", "select-kernels sm100"]
     names = [path.relative_to(tmp_path / "dump").as_posix() for path in (tmp_path / "dump").rglob("*select-kernels.mlir")]
-    assert sorted(names) == ["sm100/12-select-kernels.mlir", "sm90/12-select-kernels.mlir"]
+    assert sorted(names) == ["sm100/13-select-kernels.mlir", "sm90/13-select-kernels.mlir"]
 
 
 def test_no_triton_is_one_sentence_and_exit_code_3(

@@ -57,15 +57,16 @@ def test_correct_adds_the_bias_to_one_place_of_every_block(step: int, number: Nu
 
 
 @pytest.mark.parametrize(("number", "result"), [(REAL, REAL), (BF16, FP32), (Q8, FP32)])
-@pytest.mark.parametrize("step", range(SIZE))
-def test_confidence_is_one_product_of_hidden_and_embedding(step: int, number: Number, result: Number) -> None:
+@pytest.mark.parametrize("size", [1, SIZE, 5])
+def test_confidence_is_a_product_of_hidden_and_embedding_for_every_place(size: int, number: Number, result: Number) -> None:
     weight = BF16 if number == Q8 else number
-    x, e, projection = encode(normal(1, 4 * SIZE, 32), number), encode(normal(2, 4, 5), weight), encode(normal(3, 1, 37), weight)
-    case = Case(dspark.confidence, [Tensor((None, 32), number), Tensor((None, 5), weight), Tensor((1, 37), weight)], step=step, size=SIZE)
-    assert case.results == [Tensor((None,), result)]
-    expected = np.array([sum(float(a) * float(b) for a, b in zip([*decode(x)[s * SIZE + step], *decode(e)[s]], decode(projection)[0],
-                                                                strict=True)) for s in range(4)])
-    agree(case.run(x, e, projection), expected, result)
+    x, projection = encode(normal(1, 4 * size, 32), number), encode(normal(3, 1, 37), weight)
+    embedded = [encode(normal(10 + n, 4, 5), weight) for n in range(size)]
+    case = Case(dspark.confidence, [Tensor((None, 32), number), [Tensor((None, 5), weight)] * size, Tensor((1, 37), weight)])
+    assert case.results == [Tensor((None, size), result)]
+    expected = np.array([[sum(float(a) * float(b) for a, b in zip([*decode(x)[s * size + n], *decode(e)[s]], decode(projection)[0], strict=True))
+                          for n, e in enumerate(embedded)] for s in range(4)])  # fmt: skip
+    agree(case.run(x, embedded, projection), expected, result)
 
 
 def test_results_are_counted_by_drafts_or_by_sequences() -> None:
@@ -79,20 +80,20 @@ def test_no_sequences() -> None:
     assert [x.shape for x in case.run(NONE, NONE)] == [(0, WINDOW + SIZE), (0,)]
     none = np.zeros((0, 6), np.float32)
     assert Case(dspark.correct, [Tensor((None, 6), FP32)] * 2, step=1, size=SIZE).run(none, none).shape == (0, 6)
-    operands = [Tensor((None, 6), FP32), Tensor((None, 6), FP32), Tensor((1, 12), FP32)]
-    assert Case(dspark.confidence, operands, step=1, size=SIZE).run(none, none, np.ones((1, 12), np.float32)).shape == (0,)
+    operands = [Tensor((None, 6), FP32), [Tensor((None, 6), FP32)] * SIZE, Tensor((1, 12), FP32)]
+    assert Case(dspark.confidence, operands).run(none, [none] * SIZE, np.ones((1, 12), np.float32)).shape == (0, SIZE)
 
 
-def test_cost_counts_one_row_a_sequence() -> None:
+def test_cost_counts_one_row_a_sequence_or_a_place() -> None:
     block = Case(dspark.block, [TABLE] * 3, noise=9, size=5).cost(rows=999, sequences=2)
     assert (block.read, block.written) == (24, 120)
     window = Case(dspark.window, [TABLE] * 2, window=128, ring=134, sequences=8, size=5).cost(rows=999, sequences=2)
     assert (window.read, window.written) == (16, 10 * 134 * 4)
     correct = Case(dspark.correct, [Tensor((None, 100), FP32)] * 2, step=0, size=5).cost(rows=999, sequences=2)
     assert (correct.read, correct.written, correct.operations) == (1600, 800, {"f32": 200})
-    operands = [Tensor((None, 30), BF16), Tensor((None, 10), BF16), Tensor((1, 40), BF16)]
-    confidence = Case(dspark.confidence, operands, step=0, size=5).cost(rows=999, sequences=2)
-    assert (confidence.read, confidence.written, confidence.operations) == (160 + 80, 8, {"f32": 160})
+    operands = [Tensor((None, 30), BF16), [Tensor((None, 10), BF16)] * 5, Tensor((1, 40), BF16)]
+    confidence = Case(dspark.confidence, operands).cost(rows=999, sequences=2)
+    assert (confidence.read, confidence.written, confidence.operations) == (5 * 160 + 80, 5 * 8, {"f32": 5 * 160})
 
 
 def test_refusals() -> None:
@@ -112,10 +113,15 @@ def test_refusals() -> None:
         "dspark.correct: base is ring of 2 x [?, 6] f32, expected a tensor")
     assert refusal(dspark.correct, [wide, wide], INT32, step=0, size=2) == (
         "dspark.correct: the result is [?, 6] i32, expected real elements")
-    assert refusal(dspark.confidence, [wide, narrow, Tensor((1, 12), FP32)], step=0, size=2) == (
+    assert refusal(dspark.confidence, [wide, [narrow], Tensor((1, 12), FP32)]) == (
         "dspark.confidence: projection is [1, 12] f32, expected [1, 11] of real elements")
-    assert refusal(dspark.confidence, [wide, narrow, Tensor((1, 11), FP32)], Q8, step=0, size=2) == (
-        "dspark.confidence: the result is f8E4M3FN*e8m0[1x32], expected one unscaled number a sequence")
+    assert refusal(dspark.confidence, [wide, [narrow] * 2, Tensor((1, 11), FP32)], Q8) == (
+        "dspark.confidence: the result is f8E4M3FN*e8m0[1x32], expected one unscaled number a place")
+    assert refusal(dspark.confidence, [wide, [], Tensor((1, 11), FP32)]) == "dspark.confidence: there are no parts, expected at least one"
+    assert refusal(dspark.confidence, [wide, [narrow, wide], Tensor((1, 11), FP32)]) == (
+        "dspark.confidence: parts are [?, 5] f32, [?, 6] f32, expected one type")
+    assert refusal(dspark.confidence, [wide, [Tensor((None, 5), INT32)], Tensor((1, 11), FP32)]) == (
+        "dspark.confidence: embedded is [?, 5] i32, expected real elements")
 
 
 def test_the_verifier_says_the_same_of_text() -> None:

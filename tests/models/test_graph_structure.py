@@ -95,8 +95,8 @@ def test_every_draw_of_a_position_has_its_own_stream(built: tuple[ModelConfig, i
 def test_size_of_the_real_graph(built: tuple[ModelConfig, ir.Module]) -> None:
     config, module = built
     found = {name: sum(count(f).values()) for name, f in functions(module).items()}
-    real = {"step": 15, "encoder": 684, "decoder": 672, "sample": 3, "draft": 126}
-    tiny = {"step": 15, "encoder": 127, "decoder": 128, "sample": 3, "draft": 96}
+    real = {"step": 15, "encoder": 684, "decoder": 672, "sample": 3, "draft": 121}
+    tiny = {"step": 15, "encoder": 127, "decoder": 128, "sample": 3, "draft": 91}
     assert found == (real if config.layers == 40 else tiny)
 
 
@@ -261,9 +261,22 @@ def test_ops_of_a_layer_are_one_run_and_engram_comes_first(built: tuple[ModelCon
     boundary, drafts = config.n_prefill, [f"draft.{i}" for i in range(config.draft_stages)]
     assert runs == {"step": [], "encoder": [f"layers.{l}" for l in range(boundary + 1)], "sample": [], "draft": drafts,
                     "decoder": [f"layers.{l}" for l in range(boundary, config.layers)] + drafts}
+    ops = operations(functions(module)["encoder"])
     for layer in config.text.engram_layer_ids:
-        own = [op.name for op in operations(functions(module)["encoder"]) if _label(op) == f"layers.{layer}"]
-        assert own[:3] == ["engram.lookup", "nn.linear", "engram.gate"]
+        assert [op.name for op in ops if _label(op) == f"layers.{layer}"][:2] == ["nn.linear", "engram.gate"]
+
+
+def test_rows_of_engram_tables_are_asked_for_a_layer_ahead(built: tuple[ModelConfig, ir.Module]) -> None:
+    """A lookup is no part of a layer: it stands in front of the layer before its own, or of its own where that is the first."""
+    config, module = built
+    ops = operations(functions(module)["encoder"])
+    labels = [_label(op) for op in ops]
+    found = [(i, op) for i, op in enumerate(ops) if op.name == "engram.lookup"]
+    assert len(found) == len(config.text.engram_layer_ids) > 0
+    for layer, (at, op) in zip(sorted(config.text.engram_layer_ids), found, strict=True):
+        assert labels[at] is None and labels[at + 1] == f"layers.{max(layer - 1, 0)}" and str(op.location) == f'loc("layers.{layer}.engram.rows")'
+        (use,) = op.results[0].uses
+        assert _label(use.owner.operation) == f"layers.{layer}"
 
 
 def _label(op: Any) -> str | None:

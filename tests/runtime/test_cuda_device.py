@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from tapeout.runtime.artifact import (
-    LIBRARY,
     ArtifactData,
     Programs,
     load_artifact,
@@ -22,14 +21,11 @@ from tapeout.runtime.artifact import (
     write_artifact,
 )
 from tapeout.runtime.artifact_kernels import Binary, CpuLevel, GpuLevel
-from tapeout.runtime.artifact_set import members, open_artifact, write_set
 from tapeout.runtime.device import Call, Readable, cuda
 from tapeout.runtime.device.cuda import CudaDevice, load_driver
 from tapeout.runtime.device.memory import address, zeroed
 from tapeout.runtime.engine import Engine, EngineOptions
 from tapeout.runtime.errors import (
-    ArtifactFolderMissing,
-    ArtifactOccupied,
     BinaryRefused,
     ChipMismatch,
     DriverMissing,
@@ -39,7 +35,6 @@ from tapeout.runtime.errors import (
     MemoryRefused,
     ProgramsInconsistent,
     SymbolMissing,
-    TargetMissing,
 )
 from tapeout.runtime.params import SamplingParams
 from tapeout.runtime.program import Draw, LoadedPrograms, StepRows
@@ -47,7 +42,7 @@ from tapeout.runtime.reuse import CacheOptions
 from tapeout.runtime.weights import bind_weights
 from tests.runtime import toy as model
 from tests.runtime.fake_cuda import FakeDriver
-from tests.runtime.toy import library, toy_answer, toy_logits, toy_token
+from tests.runtime.toy import toy_answer, toy_logits, toy_token
 
 CHIP = GpuLevel(chip="sm_90a", capability=(9, 0), cuda=(13, 0))
 BINARY = {"warps": 4, "shared_bytes": 1024, "registers": 32, "spills": 0, "local_bytes": 0, "occupancy": 0.5, "scratch": 0}
@@ -449,54 +444,3 @@ def test_a_launch_without_a_grid_is_refused(tmp_path: Path) -> None:
     bare = ArtifactData(data.manifest, model.programs(), data.weights, {})
     with pytest.raises(ProgramsInconsistent, match=r"launches\[0\].grid - found none"):
         load_artifact(write_artifact(tmp_path / "a", bare, files), target="sm90")
-
-
-# -- several targets
-
-
-def whole_set(directory: Path) -> Path:
-    sm100 = gpu_data("sm100", GpuLevel(chip="sm_100a", capability=(10, 0), cuda=(13, 0)))
-    return write_set(directory, {"sm90": gpu_data(), "sm100": sm100, "cpu": (model.data(), {LIBRARY: library()})})
-
-
-def test_a_set_holds_one_artifact_a_target(tmp_path: Path, toy: Path) -> None:
-    directory = whole_set(tmp_path / "set")
-    whole_set(directory)  # replaces it
-    assert sorted(path.name for path in directory.iterdir()) == ["cpu", "sm100", "sm90"] == sorted(members(directory))
-    assert [path.name for path in tmp_path.iterdir()] == ["set"]
-    assert members(toy) == {"cpu": toy}
-    (directory / "notes").mkdir()
-    with pytest.raises(ArtifactOccupied):
-        whole_set(directory)
-
-
-def test_artifacts_that_happen_to_lie_in_one_folder_are_no_set(tmp_path: Path) -> None:
-    """They are not replaced by an artifact that is written to their folder, and their names are no targets."""
-    for name in ("small", "large"):
-        write_artifact(tmp_path / "all" / name, *gpu_data())
-    for write in (whole_set, lambda folder: write_artifact(folder, *gpu_data())):
-        with pytest.raises(ArtifactOccupied):
-            write(tmp_path / "all")
-    with pytest.raises(ArtifactFolderMissing, match=r"found a folder without manifest.json, artifacts in it: large, small - give the folder"):
-        open_artifact(tmp_path / "all")
-    assert load_artifact(tmp_path / "all" / "small", target="sm90").target == "sm90"
-
-
-@pytest.mark.parametrize(
-    ("device", "here", "target"),
-    [(None, (9, 0), "sm90"), (None, (10, 0), "sm100"), (None, (8, 0), "cpu"), (None, None, "cpu"), ("cpu", (9, 0), "cpu"),
-     ("cuda", (10, 0), "sm100"), ("cuda", None, "sm100")],
-)  # fmt: skip
-def test_the_device_picks_the_artifact(tmp_path: Path, device: Any, here: tuple[int, int] | None, target: str) -> None:
-    assert open_artifact(whole_set(tmp_path / "set"), device, lambda: here).target == target
-
-
-def test_one_artifact_is_what_it_is(toy: Path, folder: Path) -> None:
-    assert open_artifact(toy).target == "cpu" and open_artifact(folder).target == "sm90"
-    with pytest.raises(TargetMissing, match="found cpu, expected sm90 or sm100"):
-        open_artifact(toy, "cuda")
-    with pytest.raises(TargetMissing, match=r"found sm90, expected cpu - compile for it: `tapeout compile --target cpu`"):
-        open_artifact(folder, "cpu")
-    for device in ("cpu", "cuda", None):
-        with pytest.raises(ArtifactFolderMissing, match="found nothing"):
-            open_artifact(folder / "none", device)  # type: ignore[arg-type]

@@ -226,8 +226,9 @@ def _attend(a: Any, results: Any, inputs: Any, spreads: Any) -> list[Bounded]:
 
 def _confidence(a: Any, results: Any, inputs: Any, spreads: Any) -> list[Bounded]:
     (value,) = meaning("dspark.confidence", a, results, inputs)
-    (size,) = meaning("dspark.confidence", a, results, [np.abs(decode(x)) for x in inputs])
-    return [(value, gamma(inputs[2].shape[1]) * size)]
+    x, embedded, projection = inputs
+    (size,) = meaning("dspark.confidence", a, results, [np.abs(decode(x)), [np.abs(decode(e)) for e in embedded], np.abs(decode(projection))])
+    return [(value, gamma(projection.shape[1]) * size)]
 
 
 RULES: dict[str, Callable[[Any, Any, Any, Any], list[Bounded]]] = {

@@ -210,7 +210,7 @@ def part_of(case: Case, inputs: list[Any], found: list[Any], count: int) -> tupl
     if name == "nn.take":
         taken = [inputs[0].at(taken[1]), np.arange(len(rows), dtype=np.int32)]
     elif name in ("dspark.correct", "dspark.confidence"):
-        size = case.body[0].attributes["size"]
+        size = places_of(case)
         taken[0] = inputs[0].at((rows[:, None] * size + np.arange(size)).reshape(-1))
     elif name == "moe.combine":
         taken[0] = inputs[0].flat(taken[1].reshape(-1)).reshape(*taken[1].shape, -1)
@@ -218,6 +218,12 @@ def part_of(case: Case, inputs: list[Any], found: list[Any], count: int) -> tupl
     elif name == "moe.swiglu" and len(case.operands) > 1:
         taken[1] = inputs[1].all()  # weights are found by pair number
     return case, taken, [x.at(rows) for x in found]
+
+
+def places_of(case: Case) -> int:
+    """Places of a draft block: rows of the first operand for each sequence."""
+    op = case.body[0]
+    return int(op.attributes["size"]) if op.name == "dspark.correct" else len(op.operands[1])
 
 
 def _all(value: Any) -> Any:
@@ -334,7 +340,7 @@ class Collector:
             return count
         if op.name == "nn.take":
             return int(max(cells["rows"][0], cells["outputs"][0], cells["drafts"][0])) if count else 0
-        return count * op.attributes["size"] if op.name in ("dspark.correct", "dspark.confidence") else int(cells["sequences"][0])
+        return count * places_of(case) if op.name in ("dspark.correct", "dspark.confidence") else int(cells["sequences"][0])
 
     def _written_behind(self, case: Case, held: Held, count: int, bound: int) -> str | None:
         for name, (element, start, _) in held.items():

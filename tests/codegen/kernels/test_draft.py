@@ -53,16 +53,22 @@ def test_correct_adds_one_place_of_every_block(how, n, size, schedule):
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize(("hidden", "embedded", "number"), [(128, 32, BF16), (37, 11, BF16), (1024, 256, BF16), (96, 64, FP32)])
-def test_confidence_is_the_formula(how, hidden, embedded, number):
-    views = [Tensor((None, hidden), BF16), Tensor((None, embedded), BF16), Tensor((1, hidden + embedded), number)]
-    case = KernelCase(partial(dspark.confidence, step=1, size=3), views)
+@pytest.mark.parametrize("places", [1, 3])
+def test_confidence_is_the_formula(how, hidden, embedded, number, places):
+    case = confidences(hidden, embedded, places, number)
     for count in ROWS:
-        given = uneven(1, count * 3, hidden), uneven(2, count, embedded), numbers(3, 1, hidden + embedded, number=number)
-        terms = np.concatenate([decode(given[0])[1::3], decode(given[1])], axis=1) * decode(given[2])
-        (found,) = case.run(how, *given, rows=count)
-        assert_close(found, terms.sum(axis=1), gamma(hidden + embedded) * np.abs(terms).sum(axis=1), FP32)
-    exact = whole(4, 15, hidden), whole(5, 5, embedded), whole(6, 1, hidden + embedded, number=number)
+        x, *parts = uneven(1, count * places, hidden), *(uneven(2 + n, count, embedded) for n in range(places))
+        projection = numbers(9, 1, hidden + embedded, number=number)
+        terms = np.stack([np.concatenate([decode(x)[n::places], decode(e)], axis=1) for n, e in enumerate(parts)], 1) * decode(projection)
+        (found,) = case.run(how, x, *parts, projection, rows=count)
+        assert_close(found, terms.sum(axis=2), gamma(hidden + embedded) * np.abs(terms).sum(axis=2), FP32)
+    exact = whole(4, 5 * places, hidden), *(whole(5 + n, 5, embedded) for n in range(places)), whole(9, 1, hidden + embedded, number=number)
     assert_same(case.run(how, *exact, rows=5), case.meaning(*exact))
+
+
+def confidences(hidden, embedded, places, number=BF16):
+    views = [Tensor((None, hidden), BF16), *[Tensor((None, embedded), BF16)] * places, Tensor((1, hidden + embedded), number)]
+    return KernelCase(lambda x, *rest: dspark.confidence(x, list(rest[:-1]), rest[-1]), views)
 
 
 LENGTH, SLOTS = 7, 3
@@ -95,8 +101,7 @@ def test_pool_is_the_formula(how, width, number, schedule):
 
 @pytest.mark.parametrize("how", HOW)
 def test_rows_do_not_depend_on_each_other(how):
-    views = [Tensor((None, 96), BF16), Tensor((None, 32), BF16), Tensor((1, 128), BF16)]
-    case = KernelCase(partial(dspark.confidence, step=0, size=1), views)
+    case = confidences(96, 32, 1)
     given = uneven(1, 17, 96), uneven(2, 17, 32), numbers(3, 1, 128)
     (found,) = case.run(how, *given)
     for r in range(17):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tapeout.codegen.kernel import KernelError
-from tapeout.dialects import engram
+from tapeout.dialects import engram, nn
 from tapeout.dialects.format import BF16, FP32, INT32, Q4_INDEX, Q8, decode
 from tapeout.dialects.state import State
 from tapeout.dialects.types import Ring, Tensor
@@ -67,6 +67,35 @@ def test_lookup_decodes_rows(how, number, columns, width):
     table = uneven(1, 29, width, number=number)
     for count in ROWS:
         ids = i32(np.arange(count * columns) * 5 % 29).reshape(count, columns)
+        assert_same(case.run(how, ids, table), case.meaning(ids, table))
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("most", [1, 3])
+def test_lookups_of_few_instances_take_turns(how, most):
+    """Of one block each, of several, of as many and of fewer blocks than instances."""
+    case = KernelCase(partial(engram.lookup, out=BF16), [Tensor((None, 3), INT32), Tensor((29, 32), Q8)], block_rows=4, instances=most)
+    table = uneven(1, 29, 32, number=Q8)
+    for count in ROWS:
+        ids = i32(np.arange(count * 3) * 5 % 29).reshape(count, 3)
+        assert_same(case.run(how, ids, table), case.meaning(ids, table))
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("schedule", [{}, {"instances": 3}])
+@pytest.mark.parametrize("number", [Q8, BF16, FP32])
+def test_lookup_quantize_is_lookup_then_quantize(how, number, schedule):
+    """A table's own scales need not be those of the quantizer: a group may be far below its scale, or all of it 0."""
+    def build(ids, table):
+        return nn.quantize(engram.lookup(ids, table, out=BF16), out=Q8)
+
+    case = KernelCase(build, [Tensor((None, 3), INT32), Tensor((29, 64), number)], "lookup_quantize", block_rows=4, **schedule)
+    table = uneven(1, 29, 64, number=number)
+    if number == Q8:
+        table.codes.view(np.uint8)[::3, :32] &= 0x87  # numbers below 2^-6 of the scale alone
+        table.codes.view(np.uint8)[::7, 32:] = 0
+    for count in ROWS:
+        ids = i32(np.arange(count * 3) * 5 % 29).reshape(count, 3)
         assert_same(case.run(how, ids, table), case.meaning(ids, table))
 
 

@@ -74,6 +74,8 @@ BUCKETED = {
     "quantize": Request("nn.quantize", (), (Tensor((None, 8192), BF16),), (Tensor((None, 8192), Q8),)),
     "mixer": Request("mhc.mixer", MIXED, (STREAMS, Tensor((24, 20480), FP32), Tensor((24,), FP32), Tensor((3,), FP32)),
                      (Tensor((None, 4), FP32), Tensor((None, 4), FP32), Tensor((None, 4, 4), FP32))),
+    "swiglu": Request("moe.swiglu", (("limit", 10.0),), (Tensor((None, 6, 4608), BF16), Tensor((None, 6), FP32), Tensor((None, 6), INT32)),
+                      (Tensor((None, 6, 2304), BF16),)),
     "select_entries": selection(256),
 }  # fmt: skip
 
@@ -89,6 +91,8 @@ def test_buckets_differ_in_how_work_is_cut_and_not_in_sums(family, chip):
     if family in ("rms_norm", "quantize"):
         assert [one["block_rows"] for one in rows.values()][:3] == [1, 1, 1] and rows[65]["block_rows"] > 1
         assert [one.get("eager", 0) for one in rows.values()] == [1, 1, 1, 0, 0, 0, 0]
+    if family == "swiglu":
+        assert [one["block_rows"] for one in rows.values()] == [1, 4, 4, 4, 4, 4, 4], "a row is six lines"
 
 
 @pytest.mark.parametrize("chip", [SM90, SM100])
