@@ -20,6 +20,8 @@ from tapeout.compiler.errors import CacheRefused
 _ENTRY = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{64}")
 LEFTOVER_SECONDS = 3600
 """Age at which a file that was being written is taken for abandoned."""
+VERSION = "v1"
+"""Entries lie in a folder of this name, so that another layout would never meet them."""
 _LOCK = re.compile(r"[0-9a-f]{64}\.lock")
 _LEFTOVER = re.compile(r"\.tapeout-[A-Za-z0-9_]+\.part")
 
@@ -175,10 +177,20 @@ def default_root() -> Path:
     """The user's cache folder for compiled kernels; TAPEOUT_CACHE_DIR overrides it."""
     given = os.environ.get("TAPEOUT_CACHE_DIR")
     if given:
-        return Path(given) / "v1"
+        return Path(given) / VERSION
     import platformdirs
 
-    return Path(platformdirs.user_cache_dir("tapeout")) / "v1"
+    return Path(platformdirs.user_cache_dir("tapeout")) / VERSION
+
+
+def named_root(folder: Path | None) -> Path:
+    """The folder of entries that a user means: one that TAPEOUT_CACHE_DIR might name, or the one in it, as the commands print it."""
+    if folder is None:
+        return default_root()
+    with suppress(OSError):  # of a folder that cannot be read, which is said where entries are looked for
+        if (folder / VERSION).is_dir():
+            return folder / VERSION
+    return folder
 
 
 def key_of(*parts: bytes | str) -> str:

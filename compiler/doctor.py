@@ -167,8 +167,8 @@ def _assemblers() -> list[Finding]:
 
 def _gpu() -> Finding:
     """The first GPU, its driver, and the target whose artifacts it runs."""
-    from tapeout.runtime.artifact_set import CHIPS
     from tapeout.runtime.device.cuda import description, load_driver
+    from tapeout.runtime.device_names import CHIPS
     from tapeout.runtime.errors import TapeoutError
 
     what, needed = "GPU (--device cuda)", f"a GPU of {', '.join(CHIPS)} with its driver, and cuda-bindings"

@@ -22,7 +22,9 @@ def run_passes(source: str, passes: str) -> list[str]:
             try:
                 module = parse(chunk)
             except ir.MLIRError as error:
-                raise ModuleRefused(f"module {number}: {diagnostics(error)}") from None
+                said = diagnostics(error)
+                level = "; expected a module of the graph level: kernels are written for reading" if "unregistered dialect" in said else ""
+                raise ModuleRefused(f"module {number}: {said}{level}") from None
             run(module, asked)
             out.append(text(module))
     return out

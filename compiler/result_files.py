@@ -8,7 +8,7 @@ import fcntl
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,10 +20,17 @@ from tapeout.compiler.result_lines import GOOD_ENDS, Ended, Line, is_good, is_re
 from tapeout.runtime.request import RequestOutput
 
 PARTIAL = ".partial"
+SAME = "the same artifact, weights, prompts, parameters and replay"
 
 
 class Results(Protocol):
     """What takes the results of one run."""
+
+    def whole(self, run: Callable[[], str]) -> Mapping[str, Line] | None:
+        """Results by request where an earlier run of that name, from which this one is to go on, has a good one of each; nothing is added then.
+
+        Called first of all. Raises FileRefused for results of another run.
+        """
 
     def begin(self, run: str) -> Mapping[str, Line]:
         """Called once, when nothing is refused any more: good results of an interrupted run of that name, by request. Raises FileRefused."""
@@ -56,6 +63,9 @@ class Printed:
     def __init__(self, asked: Sequence[Asked | Refused], as_json: bool) -> None:
         self._asked, self._as_json = asked, as_json
         self._next, self._waiting = 0, dict[int, str]()
+
+    def whole(self, run: Callable[[], str]) -> None:
+        return None
 
     def begin(self, run: str) -> Mapping[str, Line]:
         return {}
@@ -96,6 +106,9 @@ class Held:
         self._out, self._asked, self._is_refused = out, asked, False
         self._lines: dict[int, Line] = {}
 
+    def whole(self, run: Callable[[], str]) -> None:
+        return None
+
     def begin(self, run: str) -> Mapping[str, Line]:
         return {}
 
@@ -122,7 +135,10 @@ class Held:
 
 
 class Kept:
-    """FILE.partial, locked while the run is under way: a line that names the run, then results as they end. It is gone when FILE is written."""
+    """FILE.partial, locked while the run is under way: a line that names the run, then results as they end. It is gone when FILE is written.
+
+    A run that goes on from one that has ended finds good results in FILE, which its line of totals names.
+    """
 
     def __init__(self, out: Path, asked: Sequence[Asked | Refused], resume: bool) -> None:
         self._out, self._asked, self._resume = out, asked, resume
@@ -130,7 +146,8 @@ class Kept:
         self._file, self._size, self._count = -1, 0, 0
         self._lines: dict[int, Line] = {}
         self._pending: list[bytes] = []
-        self._is_in_trouble = False
+        self._is_in_trouble = self._is_whole = False
+        self._ended: dict[str, Line] = {}
         check_output(self._path, "--out")
         if self._path.exists():
             with suppress(OSError):
@@ -143,8 +160,18 @@ class Kept:
             raise FileRefused("--out", self._path, f"{len(found)} results of a run that was interrupted", "no such file",
                               "add --resume to go on from them, or remove the file")  # fmt: skip
         if found and of is not None and run != of:
-            raise FileRefused("--resume", self._path, "results of another run", "the same artifact, weights, prompts, parameters and replay",
+            raise FileRefused("--resume", self._path, "results of another run", SAME,
                               "repeat the interrupted command, or remove the file")  # fmt: skip
+
+    def whole(self, run: Callable[[], str]) -> Mapping[str, Line] | None:
+        name, found = _read_ended(self._out) if self._resume and not self._path.exists() and self._out.exists() else (None, [])
+        if name is None:
+            return None
+        if name != run():
+            raise FileRefused("--resume", self._out, "results of another run", SAME, "repeat that command, or leave --resume out to replace the file")
+        self._ended = {line["id"]: line for line in found if is_good(line)}
+        self._is_whole = all(isinstance(one, Refused) or one.id in self._ended for one in self._asked)
+        return self._ended if self._is_whole else None
 
     def begin(self, run: str) -> Mapping[str, Line]:
         is_new = not self._path.exists()
@@ -153,7 +180,7 @@ class Kept:
             try:
                 name, found = _read(self._path)
                 self._check(name, found, run)
-                good = {line["id"]: line for line in found if is_good(line)}
+                good = self._ended | {line["id"]: line for line in found if is_good(line)}
                 self._start(file, run, list(good.values()))
             except BaseException:
                 if is_new:
@@ -195,6 +222,8 @@ class Kept:
         self._pending.clear()
 
     def end(self, totals: Line) -> None:
+        if self._is_whole:
+            return
         write_text(self._out, json_text([*(self._lines[place] for place in range(len(self._asked))), totals]), "--out")
         if self._file >= 0:
             self._remove()
@@ -270,6 +299,14 @@ def _read(path: Path) -> tuple[str | None, list[Line]]:
             raise FileRefused("--out", path, "a file that no run left behind", "none", "move it away, or give another --out")
         return None, []
     return name, [line for line in map(_parsed, lines) if is_result(line)]
+
+
+def _read_ended(path: Path) -> tuple[str | None, list[Line]]:
+    """The name of the run that wrote a whole file, and its results; None for a file that no such run wrote. Raises FileRefused."""
+    *lines, last = map(_parsed, read_bytes(path, "--out").splitlines() or [b""])
+    totals = last.get("totals") if isinstance(last, dict) else None
+    name = totals.get("run") if isinstance(totals, dict) else None
+    return (name, [line for line in lines if is_result(line)]) if isinstance(name, str) and name else (None, [])
 
 
 def _parsed(line: bytes) -> Any:

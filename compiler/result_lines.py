@@ -54,6 +54,7 @@ def totals_line(run: "Run", lines: Sequence[Line]) -> Line:
     """What stands behind the lines of all requests. Rates, and what speculation did by place, are this run's own."""
     steps, verified, accepted = (sum(line.get("spec", {}).get(name, 0) for line in lines) for name in ("steps", "verified", "accepted"))
     totals = {
+        "run": run.name,
         "requests": len(lines),
         "failed": sum(not is_good(line) for line in lines),
         "resumed": sum(isinstance(result, Earlier) for result in run.results),

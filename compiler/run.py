@@ -6,22 +6,25 @@ as it is there. Imports the runtime only: it works where no compiler is installe
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tapeout.compiler.errors import FileRefused
-from tapeout.compiler.files import write_text
+from tapeout.compiler.files import read_bytes, write_text
 from tapeout.compiler.prompts import Asked, Refused
 from tapeout.compiler.result_files import Results
 from tapeout.compiler.result_lines import GOOD_ENDS, Earlier, Ended, Line, rate, result_line, totals_line
 from tapeout.compiler.run_settings import Settings
+from tapeout.runtime.artifact_set import open_artifact
 from tapeout.runtime.engine import Engine
 from tapeout.runtime.errors import PromptRefused, RequestError
 from tapeout.runtime.llm import LLM
+from tapeout.runtime.planner import Reason
 from tapeout.runtime.request import RequestOutput
 
 if TYPE_CHECKING:
@@ -35,15 +38,16 @@ MOST_TOLD = 50  # sentences about requests
 class Run:
     """What came of each request, in order, how long loading and generating took (seconds), and the most positions of a sequence here and as compiled.
 
-    `statistics` is the engine's line of counters and quantiles, empty where nothing ran; `unwritten` says which file about the run was not written,
-    `warnings` what else surprises and costs no result.
+    `name` stands for all that decides the tokens. `statistics` is the engine's line of counters and quantiles, empty where nothing ran; `unwritten`
+    says which file about the run was not written, `warnings` what else surprises and costs no result.
     """
 
-    results: list[Ended]
-    load_seconds: float
-    run_seconds: float
-    context: int
-    max_context: int
+    results: Sequence[Ended]
+    load_seconds: float = 0.0
+    run_seconds: float = 0.0
+    context: int = 0
+    max_context: int = 0
+    name: str = ""
     statistics: dict[str, Any] = field(default_factory=dict)
     unwritten: Sequence[str] = ()
     warnings: Sequence[str] = ()
@@ -52,21 +56,27 @@ class Run:
     def of(cls, artifact: Path, weights: Path, asked: Sequence[Asked | Refused], settings: Settings, into: Results) -> "Run":
         """Loads an artifact, completes every prompt that is neither refused nor done already, and closes it; results go `into` as they come.
 
-        Writes trace and metrics where asked for, of a run that fails as well. Where every request is refused nothing is loaded.
+        Writes trace and metrics where asked for, of a run that fails as well. Where every request is refused, or has its result already, nothing is
+        loaded.
         """
         settings.check_files()
         refused = [one for one in asked if isinstance(one, Refused)]
         if len(refused) == len(asked):
             for place, one in enumerate(refused):
                 into.add(place, one)
-            return cls([*refused], 0.0, 0.0, 0, 0)
+            return cls([*refused])
+        name = cache(lambda: _name(*_stamps(artifact, weights, settings), weights, asked, settings))
+        if (found := into.whole(name)) is not None:
+            kept = [one if isinstance(one, Refused) else Earlier(found[one.id]) for one in asked]
+            return cls(kept, name=name(), warnings=[f"{option} {path}: not written, as nothing was run" for option, path in settings.files])
         started = time.perf_counter()
         llm = settings.loaded(artifact, weights)
         try:
             checked = [_checked(llm, one) for one in asked]
+            own = _name(llm.engine.artifact.manifest.identity, llm.engine.weights_stamp, weights, asked, settings)
             loaded, log = time.perf_counter(), _Log()
             try:
-                results = _completed(llm, checked, log, settings, into)
+                results = _completed(llm, checked, log, into.begin(own), into)
             except BaseException:
                 with suppress(Exception):  # what ended the run is worth more
                     _write_files(settings, llm.engine, log)
@@ -74,7 +84,7 @@ class Run:
             ran = time.perf_counter() - loaded
             unwritten = _write_files(settings, llm.engine, log)
             limits = (llm.engine.context, llm.engine.artifact.manifest.options.max_context)
-            made = cls(results, loaded - started, ran, *limits, llm.engine.statistics.line(**llm.engine.scheduler.gauges()), unwritten)
+            made = cls(results, loaded - started, ran, *limits, own, llm.engine.statistics.line(**llm.engine.scheduler.gauges()), unwritten)
         finally:
             llm.close()
         return replace(made, warnings=_unsaved(llm.engine))
@@ -95,6 +105,8 @@ class Run:
     @property
     def summary(self) -> str:
         """One line for people."""
+        if self._resumed and not self.context:
+            return f"{len(self.results)} requests{self._resumed}: every result is there already, nothing was run"
         return (
             f"{len(self.results)} requests{self._resumed}, {self.prompt_tokens} prompt tokens, "
             f"{self.output_tokens} output tokens in {self.run_seconds:.2f} s "
@@ -158,10 +170,9 @@ class _Log:
 
 
 def _completed(
-    llm: LLM, checked: Sequence[Asked | Refused], watch: Callable[[Engine], None], settings: Settings, into: Results
+    llm: LLM, checked: Sequence[Asked | Refused], watch: Callable[[Engine], None], earlier: Mapping[str, Line], into: Results
 ) -> list[Ended]:
-    """One result for each request, in order, each given away as it comes; text prompts are token ids by now."""
-    earlier = into.begin(_name(llm, checked, settings))
+    """One result for each request, in order, each given away as it comes; text prompts are token ids by now, `earlier` results are there."""
     found: dict[int, Ended] = {}
     for place, one in enumerate(checked):
         if isinstance(one, Refused) or one.id in earlier:
@@ -179,13 +190,24 @@ def _completed(
     return [found[place] for place in range(len(checked))]
 
 
-def _name(llm: LLM, checked: Sequence[Asked | Refused], settings: Settings) -> str:
-    """A name for what decides the tokens of a run: model, weights, requests and replay; not the device's settings, batching or drafts."""
+def _stamps(artifact: Path, weights: Path, settings: Settings) -> tuple[str, str]:
+    """What an engine would say of its artifact and its checkpoint, from their headers alone."""
+    from tapeout.models.deepseek_v41.checkpoint import open_checkpoint
+    from tapeout.models.deepseek_v41.config import parse_config
+
+    manifest = open_artifact(artifact, settings.values["device"]).manifest
+    return manifest.identity, open_checkpoint(weights, parse_config(manifest.model.config), ("text", "draft")).stamp
+
+
+def _name(identity: str, stamp: str, weights: Path, asked: Sequence[Asked | Refused], settings: Settings) -> str:
+    """A name for what decides the tokens of a run: model, checkpoint, requests and replay; not the device's settings, batching or drafts."""
+    from tapeout.models.deepseek_v41.tokenizer import FILE
+
     digest = blake2b(digest_size=16)
-    engine = llm.engine
-    for fact in (engine.artifact.manifest.identity, engine.weights_stamp, settings.values["replay"], settings.values["keep"]):
+    tokenizer = blake2b(read_bytes(weights / FILE, "--weights")).hexdigest()
+    for fact in (identity, stamp, tokenizer, settings.values["replay"], settings.values["keep"]):
         digest.update(f"{fact}\n".encode())
-    for one in checked:
+    for one in asked:
         digest.update(f"{(one.id, one.prompt, one.params) if isinstance(one, Asked) else one.error}\n".encode("utf-8", "backslashreplace"))
     return digest.hexdigest()
 
@@ -233,6 +255,9 @@ def statistic_lines(run: Run, totals: Line) -> list[str]:
     if stats.get("drafts_verified"):
         found.append(f"speculation: {totals['accepted_length']:.2f} tokens a step, {totals['verified_per_step']:.2f} drafts verified, "
                      f"{100 * stats['acceptance']:.1f} % of them accepted; {stats['decode_steps'] + stats['mixed_steps']} decode steps")  # fmt: skip
+    for reason in Reason:
+        if steps := stats.get(f"plans_{reason.name.lower()}"):
+            found.append(f"plan of {steps:.0f} steps: {reason.value}")
     if totals["hit_tokens"]:
         found.append(f"cache: {totals['hit_tokens']} of {totals['prompt_tokens']} prompt tokens reused, "
                      f"{stats['snapshots_restored']} windows restored, {stats['blocks_loaded']} blocks read from the folder")  # fmt: skip

@@ -133,9 +133,14 @@ class Settings:
 
     def check_files(self) -> None:
         """Raises FileRefused for a file that cannot be written."""
-        for path, option in ((self.trace, "--trace"), (self.metrics, "--metrics"), (self.record, "--record")):
-            if path is not None:
-                check_output(path, option)
+        for option, path in self.files:
+            check_output(path, option)
+
+    @property
+    def files(self) -> list[tuple[str, Path]]:
+        """Options that name a file to write about the run, and their files."""
+        named = (("--trace", self.trace), ("--metrics", self.metrics), ("--record", self.record))
+        return [(option, path) for option, path in named if path is not None]
 
     @property
     def sentence(self) -> str:

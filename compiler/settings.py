@@ -101,7 +101,7 @@ class Settings:
     @property
     def targets(self) -> tuple[str, ...]:
         """The targets, in the order given."""
-        return tuple(word.strip() for word in self.target.split(","))
+        return tuple(self.target.split(","))
 
     def for_target(self, target: str) -> "Settings":
         """The same settings for one of the targets; what is dumped goes into a folder of its own where there are several."""

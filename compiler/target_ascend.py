@@ -156,7 +156,8 @@ def versions() -> Versions:
     import tapeout.codegen.ascend as package
     import tapeout.codegen.tile_arithmetic as arithmetic
     import tapeout.codegen.tile_builder as builder
+    import tapeout.codegen.tile_formats as formats
     import tapeout.codegen.tile_memory as memory
     import tapeout.dialects.tile as dialect
 
-    return Versions(_require_compiler().version, fingerprint(package, [arithmetic, builder, memory, dialect]))
+    return Versions(_require_compiler().version, fingerprint(package, [arithmetic, builder, formats, memory, dialect]))

@@ -41,9 +41,6 @@ class Tensor:
     def __str__(self) -> str:
         return f"[{', '.join('?' if n is None else str(n) for n in self.shape)}] {self.number}"
 
-    def with_shape(self, *shape: int | None) -> "Tensor":
-        return Tensor(shape, self.number)
-
     def sized(self, rows: int) -> tuple[int, ...]:
         """The shape with run-time extents replaced by `rows`."""
         return tuple(rows if n is None else n for n in self.shape)

@@ -1,12 +1,13 @@
 """Where an artifact is written: only over nothing, an empty folder or what a compile wrote, whole or not at all.
 
-Writers of one folder take turns (a lock on its parent), write aside and exchange, so that a reader sees the old artifact or the new one.
-A file that tapeout did not write is never removed.
+Writers of one folder take turns (a lock on its parent), write aside and exchange, so that a reader sees the old artifact or the new one. What a
+writer of the same place left aside when it was killed goes with the next one's turn. A file that tapeout did not write is never removed.
 """
 
 import ctypes
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -14,11 +15,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tapeout.runtime.device_names import is_target
 from tapeout.runtime.errors import ArtifactOccupied, ArtifactUnwritable, shown
 
 MANIFEST = "manifest.json"
 _EXCHANGE = 2  # RENAME_EXCHANGE of renameat2
 _HERE = -100  # AT_FDCWD
+_ASIDE, _PART = ".tapeout-", ".part"
+"""Names of folders that are being written begin and end so, the name of the place and eight characters between them."""
+_RANDOM = "-[a-z0-9_]{8}"
 
 
 def check_output(directory: Path | str) -> Path:
@@ -48,7 +53,9 @@ def replacing(directory: Path | str) -> Iterator[Path]:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with _turn(place.parent):
-            aside = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+            for left in _left_aside(place.parent, re.escape(place.name)):  # its writer has no turn any more: it was killed
+                shutil.rmtree(left, ignore_errors=True)
+            aside = _aside(place)
             try:
                 yield aside
                 aside.chmod(0o755)
@@ -78,18 +85,36 @@ def _put(aside: Path, place: Path) -> None:
     exchange = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if exchange is not None and exchange(_HERE, os.fsencode(aside), _HERE, os.fsencode(place), _EXCHANGE) == 0:
         return
-    old = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+    old = _aside(place)
     place.replace(old)
     aside.rename(place)
     shutil.rmtree(old, ignore_errors=True)
 
 
+def _aside(place: Path) -> Path:
+    return Path(tempfile.mkdtemp(prefix=f"{_ASIDE}{place.name}-", suffix=_PART, dir=place.parent))
+
+
+def _left_aside(folder: Path, name: str) -> list[Path]:
+    """Folders in `folder` that were being written for a place whose name this pattern matches."""
+    named = re.compile(re.escape(_ASIDE) + name + _RANDOM + re.escape(_PART))
+    return [path for path in folder.iterdir() if named.fullmatch(path.name) and path.is_dir() and not path.is_symlink()]
+
+
+def member_folders(directory: Path) -> dict[str, Path]:
+    """The artifacts of a set by target: folders with a manifest that are named after a target. Whether they are whole is said when they are read."""
+    return {path.name: path for path in sorted(directory.iterdir()) if is_target(path.name) and (path / MANIFEST).is_file()}
+
+
 def _is_free(place: Path) -> bool:
-    """An empty folder, an artifact, or what a compile for several targets wrote: artifacts named after their targets, and nothing else."""
+    """An empty folder, an artifact, or what a compile for several targets wrote: the members of a set, each whole, and nothing else."""
     if not place.is_dir():
         return False
-    inside = list(place.iterdir())
-    return not inside or _is_artifact(place) or all(path.is_dir() and not path.is_symlink() and _is_artifact(path, path.name) for path in inside)
+    inside = {*place.iterdir()} - {*_left_aside(place, ".*")}
+    members = member_folders(place)
+    return not inside or _is_artifact(place) or (
+        inside == {*members.values()} and all(not path.is_symlink() and _is_artifact(path, name) for name, path in members.items())
+    )  # fmt: skip
 
 
 def _is_artifact(folder: Path, target: str | None = None) -> bool:

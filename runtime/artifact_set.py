@@ -7,15 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tapeout.runtime.artifact import MANIFEST, Artifact, ArtifactData, load_artifact, parsed_json, write_artifact
-from tapeout.runtime.artifact_place import replacing
-from tapeout.runtime.device_names import DEVICES, DeviceName
+from tapeout.runtime.artifact_place import member_folders, replacing
+from tapeout.runtime.device_names import CHIPS, DEVICES, NPU, DeviceName
 from tapeout.runtime.errors import ArtifactFolderMissing, OptionRefused, TapeoutError, TargetMissing, shown
-
-CHIPS = {"sm90": (9, 0), "sm100": (10, 0), "sm103": (10, 3)}
-"""Compute capabilities of the targets that are GPUs."""
-
-NPU = "ascend950"
-"""How names of targets begin that are Ascend chips; the device `ascend` runs them, `ascend-sim` in place of it on any machine."""
 
 Capability = Callable[[], tuple[int, int] | None]
 
@@ -35,9 +29,9 @@ def members(directory: Path | str) -> dict[str, Path]:
         raise ArtifactFolderMissing(str(directory), "a file" if directory.exists() else "nothing")
     if (directory / MANIFEST).exists():
         return {_target(directory): directory}
-    inside = {path.name: path for path in sorted(directory.iterdir()) if (path / MANIFEST).is_file()}
-    found = {name: path for name, path in inside.items() if name == "cpu" or name in CHIPS or name.startswith(NPU)}
+    found = member_folders(directory)
     if not found:
+        inside = sorted(path.name for path in directory.iterdir() if (path / MANIFEST).is_file())
         raise ArtifactFolderMissing(str(directory), f"a folder without {MANIFEST}" + (f", artifacts in it: {', '.join(inside)}" if inside else ""))
     return found
 

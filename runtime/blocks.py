@@ -210,13 +210,6 @@ class BlockPool:
             del self._cached[block]
             self._free.append(block)
 
-    def forget_names(self) -> None:
-        """Drops every name: cached blocks become free, held ones stay with their holders."""
-        self._free.extend(self._cached)
-        self._cached.clear()
-        self._names.clear()
-        self._by_key.clear()
-
     # -- checking
 
     def faults(self) -> list[str]:

@@ -78,11 +78,6 @@ def temperatures(outcomes: Outcomes, rounds: int = 12) -> Floats:
     return 1 / inverse[:, 0]
 
 
-def tempered(confidences: Floats, temperature: Floats) -> Floats:
-    """Confidences [sequences, positions] with the logits of each position divided by its temperature."""
-    return _sigmoid(_logit(confidences) / temperature)
-
-
 def monotone_map(outcomes: Outcomes) -> Floats:
     """Acceptance at the middle of each bin, made non-decreasing by pooling adjacent violators [positions, bins]."""
     middles = (np.arange(BINS) + 0.5) / BINS

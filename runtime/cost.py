@@ -84,7 +84,7 @@ def _non_negative(matrix: Floats, target: Floats) -> Floats:
 # -- prompt steps
 
 
-class Piece(NamedTuple):
+class Chunk(NamedTuple):
     """A chunk of one prompt: `tokens` new rows behind `prefix` computed ones, of which `kept` go through the decoder."""
 
     tokens: int
@@ -92,10 +92,10 @@ class Piece(NamedTuple):
     kept: int = 0
 
 
-def prefill_features(pieces: Sequence[Piece]) -> Floats:
+def prefill_features(chunks: Sequence[Chunk]) -> Floats:
     """[1, sum q, sum q (p + (q + 1) / 2), n, kept]: all but scoring is linear in the rows; scoring reads every visible key."""
-    scored = sum(q * (p + (q + 1) / 2) for q, p, _ in pieces)
-    return np.array([1.0, sum(x.tokens for x in pieces), scored, len(pieces), sum(x.kept for x in pieces)])
+    scored = sum(q * (p + (q + 1) / 2) for q, p, _ in chunks)
+    return np.array([1.0, sum(x.tokens for x in chunks), scored, len(chunks), sum(x.kept for x in chunks)])
 
 
 def new_prefill_fit() -> Fit:
@@ -103,9 +103,9 @@ def new_prefill_fit() -> Fit:
     return new_fit([1, 1024, 1024 * 16_384, 1, 128])
 
 
-def prefill_ms(fit: Fit, pieces: Sequence[Piece]) -> float:
-    """The predicted time of a prompt step; with no pieces its constant part, where `used_ms` of `chunk` starts."""
-    return float(fit.values @ prefill_features(pieces))
+def prefill_ms(fit: Fit, chunks: Sequence[Chunk]) -> float:
+    """The predicted time of a prompt step; with no chunks its constant part."""
+    return float(fit.values @ prefill_features(chunks))
 
 
 def chunk(fit: Fit, prefix: int, todo: int, *, left_ms: float, used_tokens: int = 0, keep: int = 0,
@@ -180,12 +180,6 @@ def decode_table(rows: ArrayLike, ms: ArrayLike, contexts: ArrayLike = (0.0,), *
     sizes, seen = np.asarray(rows, np.int64).reshape(-1), np.asarray(contexts, np.float64).reshape(-1)
     times = np.asarray(ms, np.float64)
     return DecodeTable(sizes, seen, times.reshape(-1, len(seen)) if times.ndim < 2 else times, is_padded)
-
-
-def graph_sizes(max_rows: int, interval: int = 8) -> tuple[int, ...]:
-    """Sizes of decode graphs: powers of two below the interval, its multiples, and always `max_rows` itself."""
-    small = [1 << i for i in range(interval.bit_length()) if 1 << i < min(interval, max_rows)]
-    return (*small, *range(interval, max_rows, interval), max_rows)
 
 
 def measured_ms(runs: Sequence[float]) -> float:

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import count
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +24,8 @@ SUFFIX = ".tapeout-kv"
 _MAGIC = b"TPKV0001"
 _HEADER = struct.Struct("<8s16sqI16s")  # magic, key, lineage (-1: exact), bytes of the session, digest of all that follows the header
 _NAME = re.compile(r"(block|snapshot)-[0-9a-f]{32}" + re.escape(SUFFIX))
-_PARTIAL = re.compile(rf"\.{_NAME.pattern}\.[0-9]+\.partial")
+_PARTIAL = re.compile(rf"\.{_NAME.pattern}\.[0-9]+(-[0-9]+)?\.partial")
+_WRITERS = count()  # engines of one process that share a folder write under names of their own
 STALE_S = 3600.0  # no entry takes that long to write
 
 
@@ -42,6 +44,7 @@ class DiskTier:
     def __init__(self, folder: str | Path, budget_bytes: int) -> None:
         self.folder, self.budget_bytes = Path(folder), budget_bytes
         self.bytes = self.written = self.read = self.damaged = self.evicted = self.failed = self.unsaved = 0
+        self._writer = next(_WRITERS)
         self.reason = ""
         """Why the last entry was not saved."""
         try:
@@ -68,7 +71,7 @@ class DiskTier:
         if name in self._sizes or size > self.budget_bytes:
             return
         header = _HEADER.pack(_MAGIC, key, -1 if lineage is None else lineage, len(tag), _digest(kind, key, lineage, tag, payload))
-        aside = self.folder / f".{name}.{os.getpid()}.partial"
+        aside = self.folder / f".{name}.{os.getpid()}-{self._writer}.partial"
         try:
             with aside.open("wb") as file:
                 file.writelines((header, tag, payload))

@@ -4,6 +4,7 @@ The one place of the scheduler that remembers planning: the planner's memory, th
 What step N verifies rests on drafts of steps up to N - 2 (the information barrier), whether results came sooner or not. docs/planning.md.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -48,7 +49,7 @@ class DraftOptions:
 
 
 class Drafting:
-    """Plans verification and drafting step by step, and learns from results. `last` is the newest plan, with its reason.
+    """Plans verification and drafting step by step, and learns from results. `last` is the newest plan, `reasons` counts why plans were made.
 
     `records`, if it is a list, gets what `sim.acceptance.recorded_load` reads: drafts of each step with their confidences, its rows and time.
     """
@@ -56,6 +57,7 @@ class Drafting:
     def __init__(self, options: DraftOptions) -> None:
         self.options = options
         self.last: Plan | None = None
+        self.reasons: Counter[Reason] = Counter()
         self.records: list[dict[str, object]] | None = None
         self.calibrator = Calibrator(options.positions)
         self.planned_ms = self.measured_ms = 0.0
@@ -74,7 +76,7 @@ class Drafting:
         if options.plan == "all" or table is None or not options.positions or not len(slots):
             return None
         if self._is_warming_up:
-            self.last = Plan(1 + columns.drafted[slots], options.positions, Reason.EXPLORING, float(len(slots)), 0.0)
+            self._decide(Plan(1 + columns.drafted[slots], options.positions, Reason.EXPLORING, float(len(slots)), 0.0))
             return None
         # A rate counts if its step lies LAG back: synchronous driving knows newer ones and must not use them.
         old = np.where(columns.rated[0, slots] <= step - LAG, 0, 1)
@@ -84,18 +86,22 @@ class Drafting:
         context = float(columns.length[slots].mean())
         self._times = cost.step_times(table, len(slots), len(slots) * options.positions, context=context, row_slope=slope)
         if options.plan == "compat":
-            self.last = compat(budget, budget, self._times)
+            found = compat(budget, budget, self._times)
         else:
-            self.last, self._memory = planned(self._memory, self._rules(len(slots)), budget, budget[:, : int(drafted.max())], self._times)
-        self._forecasts[step] = self.last.expected_ms
-        total = max(0, min(most, self.last.rows - len(slots)))
+            found, self._memory = planned(self._memory, self._rules(len(slots)), budget, budget[:, : int(drafted.max())], self._times)
+        total = max(0, min(most, found.rows - len(slots)))
         self._since_all = 0 if total >= most > 0 else self._since_all + 1
         if options.plan == "ours" and options.is_calibrating and most and self._since_all > EXPLORED:
             self._since_all = 0
-            del self._forecasts[step]
-            self.last = replace(self.last, widths=1 + drafted, reason=Reason.EXPLORING)
+            self._decide(replace(found, widths=1 + drafted, reason=Reason.EXPLORING))
             return None
+        self._forecasts[step] = found.expected_ms
+        self._decide(found)
         return total
+
+    def _decide(self, found: Plan) -> None:
+        self.last = found
+        self.reasons[found.reason] += 1
 
     @property
     def _is_warming_up(self) -> bool:
@@ -180,11 +186,12 @@ class Drafting:
         self._forecasts.pop(step, None)
 
     def gauges(self) -> dict[str, float]:
-        """Calibration by position, and how planned and measured times compare; for `Statistics`."""
+        """Calibration by position, how planned and measured times compare, and plans by reason; for `Statistics`."""
         if not self.options.positions:
             return {}
         outcomes = self.calibrator.outcomes
         found = {f"calibration_error_{j + 1}": float(error) for j, error in enumerate(calibration_error(outcomes))}
         found |= {f"calibration_temperature_{j + 1}": float(t) for j, t in enumerate(temperatures(outcomes))}
         found["planned_ms"], found["planned_steps_ms"] = self.planned_ms, self.measured_ms
+        found |= {f"plans_{reason.name.lower()}": float(count) for reason, count in self.reasons.items()}
         return found

@@ -273,10 +273,12 @@ class Engine:
         Slots start empty; a slot stays taken until `reset`. Raises SlotBusy, BatchRefused, PromptRefused or BlocksExhausted.
         """
         self.device.check_open()
+        if logits not in ("all", "last"):
+            raise OptionRefused("forward: logits", shown(logits), "all or last")
         rows, bounds = StepRows(), [0]
         self._driver.settle()
         self.scheduler.roster.chores.saves.clear()  # of slots that these rows may overwrite
-        for slot, tokens in self._checked_batch(batch):
+        for slot, tokens in self._checked_batch(batch, logits):
             rows.add(slot, self._lengths[slot], tokens)
             first = len(rows.tokens) - (len(tokens) if logits == "all" else 1)
             rows.outputs += range(first, len(rows.tokens))
@@ -302,6 +304,8 @@ class Engine:
         self.device.check_open()
         if not self.programs.has_draft:
             raise OptionRefused("draft", "an artifact without a draft program", "one with it")
+        if len(batch) > (most := self.artifact.manifest.options.max_sequences):
+            raise BatchRefused("draft", f"{len(batch)} blocks", f"at most {most}")
         wanted = params or SamplingParams(temperature=0.0)
         draws = []
         for slot, golden in batch:
@@ -320,12 +324,14 @@ class Engine:
             self.blocks.release(slot)
             self.scheduler.roster.slots.give(slot)
 
-    def _checked_batch(self, batch: Ordered[tuple[int, Ordered[int]]]) -> list[tuple[int, list[int]]]:
+    def _checked_batch(self, batch: Ordered[tuple[int, Ordered[int]]], logits: str) -> list[tuple[int, list[int]]]:
         """The batch with its slots taken and its blocks reserved; nothing is taken if any part of it is refused."""
-        checked = [(slot, self.checked_prompt(tokens, f"slot {slot}")) for slot, tokens in batch]
-        rows, most = sum(len(tokens) for _, tokens in checked), self.artifact.manifest.options.max_rows
-        if rows > most or len({slot for slot, _ in checked}) < len(checked):
-            raise BatchRefused("batch", f"{rows} rows, slots {[slot for slot, _ in checked]}", f"at most {most} rows, each slot once")
+        checked, limits = [(slot, self.checked_prompt(tokens, f"slot {slot}")) for slot, tokens in batch], self.artifact.manifest.options
+        rows = sum(len(tokens) for _, tokens in checked)
+        if rows > limits.max_rows or len({slot for slot, _ in checked}) < len(checked):
+            raise BatchRefused("batch", f"{rows} rows, slots {[slot for slot, _ in checked]}", f"at most {limits.max_rows} rows, each slot once")
+        if (outputs := rows if logits == "all" else len(checked)) > limits.max_outputs:
+            raise BatchRefused("rows that ask for logits", outputs, f"at most {limits.max_outputs}")
         for slot, tokens in checked:
             length = self._lengths.get(slot, 0) + len(tokens)
             if slot not in self._lengths and slot not in self.scheduler.roster.slots:

@@ -113,6 +113,9 @@ class LLM:
         watch: Callable[[Engine], None] | None,
         done: Callable[[int, RequestOutput], None] | None,
     ) -> list[RequestOutput]:
+        for name, called in (("watch", watch), ("done", done)):
+            if called is not None and not callable(called):
+                raise OptionRefused(f"LLM.generate: {name}", shown(called), "a function, or None")
         asked = _listed(prompts)
         tokens = [self._tokens(prompt, i) for i, prompt in enumerate(asked)]
         names = [str(self._submitted + i) for i in range(len(asked))] if ids is None else _ids(ids, len(asked))

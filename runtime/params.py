@@ -118,10 +118,6 @@ class SamplingParams:
         return cls(**{name: value for name, value in given.items() if value is not None})
 
     @property
-    def is_greedy(self) -> bool:
-        return self.temperature == 0.0
-
-    @property
     def most_drafts(self) -> int:
         """Drafts to verify in a step at most; more than any block has where the planner decides."""
         if self.spec == "off":

@@ -5,7 +5,7 @@ entry that was not written for it, no cached block is written again, and every c
 snapshots there are is the prefix index's business. docs/planning.md, replay.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 

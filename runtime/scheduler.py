@@ -20,7 +20,7 @@ from tapeout.runtime.commit import committed, lost
 from tapeout.runtime.drafting import OUR_RULES, Drafting, DraftOptions
 from tapeout.runtime.errors import BlocksExhausted, OptionRefused
 from tapeout.runtime.fairness import urgency, victim
-from tapeout.runtime.planner import Plan, Rules
+from tapeout.runtime.planner import Rules
 from tapeout.runtime.prefix import Hit, Payloads, PrefixIndex, boundary_outside
 from tapeout.runtime.replay import Mode
 from tapeout.runtime.request import Event, Status
@@ -108,11 +108,6 @@ class Scheduler:
         """Says whether there is something to run or to report, now or once steps in flight are committed."""
         roster = self.roster
         return bool(roster.waiting or roster.prefilling or roster.decoding or roster.events or roster.chores.saves)
-
-    @property
-    def last_plan(self) -> Plan | None:
-        """The newest plan of what to verify, with its reason."""
-        return self.drafting.last
 
     def gauges(self) -> dict[str, float]:
         """What holds at this moment, for `Statistics.json_line` and `prometheus`."""
@@ -426,7 +421,7 @@ class Scheduler:
     def _piece_ms(self, piece: Piece) -> float:
         if self.options.step_ms is None:
             return 0.0
-        alone = cost.prefill_ms(self.prefill_fit, [cost.Piece(len(piece.tokens), piece.start, piece.kept_rows)])
+        alone = cost.prefill_ms(self.prefill_fit, [cost.Chunk(len(piece.tokens), piece.start, piece.kept_rows)])
         return alone - cost.prefill_ms(self.prefill_fit, [])
 
     def _learn(self, step: Step, result: StepResult) -> None:
@@ -435,7 +430,7 @@ class Scheduler:
         if not step.pieces:
             self.decode_fit = cost.observed(self.decode_fit, [1, rows], result.ms)
             return
-        pieces = [cost.Piece(len(p.tokens), p.start, p.kept_rows) for p in step.pieces]
+        pieces = [cost.Chunk(len(p.tokens), p.start, p.kept_rows) for p in step.pieces]
         ms = max(0.0, result.ms - self._decode_ms(rows))
         self.prefill_fit = cost.observed(self.prefill_fit, cost.prefill_features(pieces), ms)
 

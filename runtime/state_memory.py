@@ -46,10 +46,6 @@ class StateMemory:
     def is_readable(self) -> bool:
         return self._device is not None
 
-    def window_bytes(self, *, is_whole: bool) -> int:
-        """Bytes of a slot's rings, of both halves or of the encoder's."""
-        return sum(span.size for span in self._of_slot(is_whole))
-
     def window(self, slot: int, *, is_whole: bool) -> bytes:
         """What the rings of a slot hold."""
         return self._read(self._of_slot(is_whole), slot)

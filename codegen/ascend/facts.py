@@ -60,11 +60,6 @@ class Chip:
     def vector_cores(self) -> int:
         return self.cube_cores * CORE.vector_cores
 
-    @property
-    def vector_operations_per_s(self) -> float:
-        """Vector instructions a second, one a cycle and core."""
-        return self.vector_cores * CORE.clock_hz
-
 
 _BY_CORES: dict[int, tuple[str, ...]] = {
     4: ("Ascend950PR_950z", "Ascend910_950z"),

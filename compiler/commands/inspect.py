@@ -16,20 +16,23 @@ if TYPE_CHECKING:
 def command(
     path: Annotated[Path, typer.Argument(help="config.json, a Hugging Face folder, an artifact or several of one compile")],
     kernel: Annotated[str | None, typer.Option(help="show only an artifact's kernels whose symbols begin so: row, report, bound")] = None,
+    scales: Annotated[bool, typer.Option("--scales", help="read a checkpoint's scales, and refuse those that are all zero or hold NaN")] = False,
     allow_unknown_keys: Annotated[bool, typer.Option("--allow-unknown-keys", help="accept configuration keys that are not known")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Show what a configuration, checkpoint folder or artifact holds."""
     found = _members(path)
+    if scales and (found or kernel is not None):
+        raise _no_scales(path, "an artifact" if found else "--kernel beside it")
     if kernel is not None:
         _kernels(path, found, kernel, as_json)
     elif found:
         _artifacts(found, as_json)
     else:
-        _model(path, allow_unknown_keys, as_json)
+        _model(path, allow_unknown_keys, scales, as_json)
 
 
-def _model(path: Path, allow_unknown_keys: bool, as_json: bool) -> None:
+def _model(path: Path, allow_unknown_keys: bool, scales: bool, as_json: bool) -> None:
     from tapeout.compiler import report
     from tapeout.models.deepseek_v41.config import load_config
     from tapeout.models.deepseek_v41.ledger import active_ledger, weight_ledger
@@ -55,25 +58,35 @@ def _model(path: Path, allow_unknown_keys: bool, as_json: bool) -> None:
             for row in (*weights.groups, *weights.draft_groups)
         },
         "ignored_keys": list(config.ignored),
-        "checkpoint": _checkpoint(path, config),
+        "checkpoint": _checkpoint(path, config, scales),
     }
     report.emit(data, as_json, lambda: _show(data, weights, active))
 
 
-def _checkpoint(path: Path, config: "ModelConfig") -> dict[str, Any] | None:
-    """What lies beside the configuration: None without shards."""
+def _checkpoint(path: Path, config: "ModelConfig", scales: bool) -> dict[str, Any] | None:
+    """What lies beside the configuration: None without shards. Only `scales` reads tensors."""
     if not path.is_dir() or not any(path.glob("*.safetensors*")):
+        if scales:
+            raise _no_scales(path, "no shards of a checkpoint")
         return None
     from tapeout.models.deepseek_v41.checkpoint import open_checkpoint
 
     found = open_checkpoint(path, config)
+    read = found.check_scales() if scales else None
     return {
         "mapped": len(found.tensors),
         "unmapped": 0,
         "bytes": found.size_bytes,
         "shards": len(found.shards),
         "strays": list(found.strays),
+        "scales": read,
     }
+
+
+def _no_scales(path: Path, found: str) -> Exception:
+    from tapeout.compiler.errors import SettingsError
+
+    return SettingsError([f"--scales: {path}: found {found}, expected a Hugging Face folder with its checkpoint"])
 
 
 def _show(data: dict[str, Any], weights: Any, active: Any) -> None:
@@ -90,6 +103,7 @@ def _show(data: dict[str, Any], weights: Any, active: Any) -> None:
         print(
             f"checkpoint: {found['mapped']:,} tensors mapped, {found['unmapped']} unmapped, {found['bytes']:,} bytes in {found['shards']} shards"
             + (f"; not read: {', '.join(found['strays'])}" if found["strays"] else "")
+            + (f"; {found['scales']:,} scale tensors read, all good" if found["scales"] is not None else "")
         )
     if data["ignored_keys"]:
         print(f"keys without effect: {', '.join(data['ignored_keys'])}")

@@ -98,7 +98,7 @@ def facts(config: "ModelConfig", settings: "Settings", planned: "Planned") -> di
             "bytes": state.bytes_per_token * settings.max_context * settings.max_sequences
             + state.bytes_per_sequence * settings.max_sequences,
         },
-        "flops": {"prefill": 2 * active.prefill, "decode": 2 * (active.decode + active.head)},
+        "flops": {"prefill": active.prefill_flops, "decode": active.decode_flops},
         "weights": {
             "mapped": sum(p.bytes for p in parts if p.layout == "as_stored"),
             "packed": sum(p.bytes for p in parts if p.layout == "packed"),

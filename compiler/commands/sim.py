@@ -18,7 +18,7 @@ def simulators() -> None:
 def speculation(
     preset: Annotated[str, typer.Option(help="a named scenario: published")] = "published",
     trace: Annotated[Path | None, typer.Option(help="replay recorded steps (JSON lines) instead of drawing them")] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="numbers of runs, seeds 0, 1, ...")] = 6,
+    seeds: Annotated[int | None, typer.Option(min=1, max=1000, help="numbers of runs, seeds 0, 1, ...; default: 6")] = None,
     steps: Annotated[int | None, typer.Option(help="steps of a run")] = None,
     sequences: Annotated[list[int] | None, typer.Option(help="concurrent sequences; repeat for several")] = None,
     rules: Annotated[list[str] | None, typer.Option("--rule", help="planner rules to compare; repeat; all: every ablation")] = None,
@@ -35,11 +35,13 @@ def speculation(
     from tapeout.runtime.sim.acceptance import persistence as persistence_of
     from tapeout.runtime.sim.acceptance import recorded_load
 
+    if trace is not None:
+        _refuse("--trace", {"seeds": seeds, "steps": steps, "sequences": sequences, "persistence": persistence})
     if out is not None:
         check_output(out, "--out")
     scenario = simulator.scenario_of(
         preset,
-        seeds=tuple(range(seeds)),
+        seeds=tuple(range(seeds or 6)),
         steps=steps,
         sequences=tuple(sequences) if sequences else None,
         lag=lag,
@@ -64,10 +66,10 @@ def speculation(
 @command.command()
 def serving(
     arrivals: Annotated[Path | None, typer.Option(help="JSON lines: at_ms, prompt_tokens, output_tokens, group, shared_tokens")] = None,
-    requests: Annotated[int, typer.Option(min=1, max=1_000_000, help="requests to draw")] = 500,
-    rate: Annotated[float, typer.Option(help="requests a second")] = 8.0,
-    seed: Annotated[int, typer.Option(min=0, help="of the drawn load")] = 0,
-    shared: Annotated[float, typer.Option(help="share of each prompt that its group has in common")] = 0.5,
+    requests: Annotated[int | None, typer.Option(min=1, max=1_000_000, help="requests to draw; default: 500")] = None,
+    rate: Annotated[float | None, typer.Option(help="requests a second; default: 8")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="of the drawn load; default: 0")] = None,
+    shared: Annotated[float | None, typer.Option(help="share of each prompt that its group has in common; default: 0.5")] = None,
     slots: Annotated[int, typer.Option(min=1, max=4096, help="sequences at a time")] = 64,
     blocks: Annotated[int, typer.Option(min=2, max=1_000_000, help="cache blocks of 128 tokens")] = 4096,
     drafts: Annotated[int, typer.Option(min=0, max=8, help="drafts verified a step")] = 0,
@@ -80,9 +82,24 @@ def serving(
     from tapeout.runtime.sim import serving as simulator
 
     scenario = simulator.ServingScenario(slots=slots, blocks=blocks, drafts=drafts, in_flight=in_flight, is_caching=cache)
-    drawn = simulator.drawn_arrivals(requests, rate, seed, shared=shared) if arrivals is None else simulator.recorded_arrivals(arrivals)
-    data = simulator.simulated_serving(drawn, scenario)
+    if arrivals is None:
+        load = simulator.drawn_arrivals(
+            500 if requests is None else requests, 8.0 if rate is None else rate, seed or 0, shared=0.5 if shared is None else shared
+        )
+    else:
+        _refuse("--arrivals", {"requests": requests, "rate": rate, "seed": seed, "shared": shared})
+        load = simulator.recorded_arrivals(arrivals)
+    data = simulator.simulated_serving(load, scenario)
     report.emit(data, as_json, lambda: _show_serving(data))
+
+
+def _refuse(recorded: str, drawn: dict[str, Any]) -> None:
+    """What says how a load is drawn would be ignored beside one that is recorded."""
+    from tapeout.runtime.sim.errors import ScenarioRefused
+
+    for name, value in drawn.items():
+        if value is not None:
+            raise ScenarioRefused(name, value, f"none beside {recorded}, as what is recorded is not drawn")
 
 
 def _show_serving(data: dict[str, Any]) -> None:
@@ -102,8 +119,9 @@ def _show(data: dict[str, Any], out: Path | None) -> None:
     scenario = data["scenario"]
     drawn = f"seeds {scenario['seeds'][0]} to {scenario['seeds'][-1]}, {scenario['steps']} steps each"
     what = f"trace {data['trace']}" if data["trace"] else drawn
+    persists = "unknown (too few steps)" if data["persistence"] is None else f"{data['persistence']:.3g}"
     report.table(
-        f"{what}, persistence {data['persistence']:.3g}, lag {scenario['lag']}",
+        f"{what}, persistence {persists}, lag {scenario['lag']}",
         columns,
         [[line[name] for name in columns] for line in data["lines"]],
     )

@@ -74,13 +74,14 @@ class Checkpoint:
         """Payload bytes of the tensors of this model."""
         return sum(stored.spec.size_bytes for stored in self.tensors.values())
 
-    def check_scales(self, names: Iterable[str] | None = None) -> None:
-        """Reads scale tensors and raises `CheckpointError` for those that are all zero bytes, or hold the NaN byte 255."""
+    def check_scales(self, names: Iterable[str] | None = None) -> int:
+        """Reads scale tensors and returns how many. Raises `CheckpointError` for those that are all zero bytes, or hold the NaN byte 255."""
         chosen = self.tensors if names is None else names
         scales = [name for name in chosen if self.tensors[name].spec.dtype is Dtype.F8_E8M0]
         problems = [problem for name in scales for problem in self._scale_problems(name)]
         if problems:
             raise CheckpointError(str(self.directory), _capped(problems))
+        return len(scales)
 
     def _scale_problems(self, name: str) -> Iterator[Problem]:
         scale, where = self.tensor(name), f"{name} in {self.tensors[name].shard}"
@@ -112,24 +113,6 @@ def open_checkpoint(directory: str | Path, config: ModelConfig, require: Iterabl
     if found.problems:
         raise CheckpointError(str(folder), _capped(found.problems))
     return Checkpoint(folder, tensors, tuple(sorted(headers)), _strays(folder, headers))
-
-
-@dataclass(frozen=True)
-class NameMatch:
-    """How a list of tensor names meets the table: known, unknown, and table rows that no name fills."""
-
-    mapped: tuple[str, ...]
-    unmapped: tuple[str, ...]
-    unused: tuple[str, ...]
-
-
-def match_names(names: Iterable[str], config: ModelConfig) -> NameMatch:
-    """Returns which names belong to the model, without reading a file. An optional `model.` prefix is allowed."""
-    table = tensor_table(config)
-    plain = {name.removeprefix(PREFIX): name for name in names}
-    mapped = tuple(full for name, full in plain.items() if name in table)
-    unmapped = tuple(full for name, full in plain.items() if name not in table)
-    return NameMatch(mapped, unmapped, tuple(name for name in table if name not in plain))
 
 
 class _Found:

@@ -168,23 +168,7 @@ class ModelConfig(BaseModel):
         """head_dim^(-1/2); the attention sink is not scaled by it."""
         return float(self.text.head_dim**-0.5)
 
-    @property
-    def index_scale(self) -> float:
-        """The factor of an index score, index_head_dim^(-1/2) * index_n_heads^(-1/2)."""
-        return float((self.text.index_head_dim * self.text.index_n_heads) ** -0.5)
-
-    @property
-    def vision_softmax_scale(self) -> float:
-        return float((self.vision.hidden_size // self.vision.num_attention_heads) ** -0.5)
-
     # -- rotary and Engram
-
-    def rope_theta(self, l: int) -> float:
-        """Returns the rotary base of layer `l`, for its queries, window, entries and index vectors alike."""
-        return self.text.compress_rope_theta if self.ratio(l) else self.text.rope_theta
-
-    def has_yarn(self, l: int) -> bool:
-        return self.ratio(l) > 0
 
     def rope_frequencies(self, ratio: int) -> "NDArray[np.float64]":
         """Returns radians per position of each rotated pair, float64 [R/2] (section 4.2)."""

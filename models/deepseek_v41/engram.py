@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tapeout.models.deepseek_v41.engram_primes import layer_primes
 
@@ -54,18 +53,6 @@ def multipliers(layer: int, count: int, compressed_vocabulary: int) -> tuple[int
     bound = max(1, ((2**63 - 1) // compressed_vocabulary) // 2)
     drawn = np.random.default_rng(SEED_STEP * layer).integers(0, bound, size=count, dtype=np.int64)
     return tuple(int(value) * 2 + 1 for value in drawn)
-
-
-def engram_rows(table: EngramTable, lookback: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns table rows [..., columns] for compressed look-backs [..., orders + 1], newest token first.
-
-    Order n XORs the first n products, and each head reduces that hash by its own prime.
-    """
-    products = lookback.astype(np.int64) * np.array(table.multipliers, dtype=np.int64)
-    hashes = np.bitwise_xor.accumulate(products, axis=-1)[..., 1:]
-    primes = np.array(table.primes, dtype=np.int64)
-    rows = hashes[..., None] % primes
-    return np.asarray(rows.reshape(*rows.shape[:-2], -1) + np.array(table.offsets, dtype=np.int64))
 
 
 def _offsets(primes: Sequence[Sequence[int]]) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tapeout.runtime.planner import survival
-from tapeout.runtime.sim.errors import TraceRefused
+from tapeout.runtime.sim.errors import MOST_MS, TraceRefused
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -123,8 +123,8 @@ def _step(where: str, line: str) -> tuple[Floats, tuple[int, ...], float, int]:
     if not isinstance(names, list) or not all(map(_is_whole, names)) or not len(names) == len(set(names)) == len(confidences):
         raise TraceRefused(f"{where}, sequences", str(names)[:40], f"{len(confidences)} different whole numbers")
     ms, rows = given.get("ms", float("nan")), given.get("rows", 0)
-    if isinstance(ms, bool) or not isinstance(ms, int | float) or ms <= 0 or ms == float("inf"):
-        raise TraceRefused(f"{where}, ms", ms, "milliseconds above 0")
+    if isinstance(ms, bool) or not isinstance(ms, int | float) or ms <= 0 or ms > MOST_MS:
+        raise TraceRefused(f"{where}, ms", str(ms)[:40], f"milliseconds above 0, up to {MOST_MS:.0f}")
     if not _is_whole(rows) or rows < 0:
         raise TraceRefused(f"{where}, rows", rows, "a whole number, at least 0")
     return confidences, tuple(names), float(ms), rows

@@ -2,6 +2,9 @@
 
 from tapeout.runtime.errors import TapeoutError
 
+MOST_MS = 1e12
+"""No recorded time is longer: thirty years."""
+
 
 class ScenarioRefused(TapeoutError):
     code, sentence, remedy = "S101", "a simulated scenario is refused", "correct the option"

@@ -20,10 +20,10 @@ from tapeout.runtime.prefix import CacheIdentity, PrefixIndex
 from tapeout.runtime.replay import Mode, ReplayRules
 from tapeout.runtime.request import Request
 from tapeout.runtime.scheduler import Scheduler, SchedulerOptions
-from tapeout.runtime.sim.errors import ScenarioRefused
+from tapeout.runtime.sim.errors import MOST_MS, ScenarioRefused
 
 VOCABULARY = 129_280
-MOST, MOST_MS = 2**31 - 1, 1e12  # of a count, and of a time: thirty years
+MOST, LEAST_RATE = 2**31 - 1, 1e-6  # of a count; of arrivals a second: one in eleven days
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class ServingScenario:
 def drawn_arrivals(count: int, per_second: float, seed: int, *, prompt_tokens: int = 1024, output_tokens: int = 200, groups: int = 10,
                    shared: float = 0.5) -> list[Arrival]:  # fmt: skip
     """Poisson arrivals with exponential lengths; the first part of a prompt is its group's. Raises ScenarioRefused."""
-    if count < 1 or not per_second > 0 or groups < 1 or not 0 <= shared < 1:
+    if count < 1 or not per_second >= LEAST_RATE or groups < 1 or not 0 <= shared < 1:
         found = (count, per_second, groups, shared)
-        raise ScenarioRefused("arrivals: count, rate, groups, share", found, "at least 1, above 0, at least 1, 0 to below 1")
+        raise ScenarioRefused("arrivals: count, rate, groups, share", found, f"at least 1, {LEAST_RATE:g}, 1 and 0, the share below 1")
     random = np.random.default_rng(seed)
     times = np.cumsum(random.exponential(1e3 / per_second, count))
     prompts = 1 + random.exponential(prompt_tokens, count).astype(int)

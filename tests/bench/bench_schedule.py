@@ -12,7 +12,7 @@ from time import perf_counter
 import numpy as np
 
 from tapeout.runtime.blocks import BlockPool
-from tapeout.runtime.cost import decode_table, graph_sizes
+from tapeout.runtime.cost import decode_table
 from tapeout.runtime.params import SamplingParams
 from tapeout.runtime.prefix import CacheIdentity, PrefixIndex
 from tapeout.runtime.replay import Mode, ReplayRules
@@ -30,7 +30,8 @@ def scheduler_of(sequences: int, drafts: int, plan: str) -> Scheduler:
     width = -(-CONTEXT // BLOCK)
     pool = BlockPool(sequences * width + 1, BLOCK, np.zeros((sequences, width), np.int32))
     rules = ReplayRules(Mode.COMPACT, 140, block=BLOCK)
-    sizes = graph_sizes(sequences * (1 + drafts))
+    most = sequences * (1 + drafts)
+    sizes = [*range(8, most, 8), most]
     times = decode_table(sizes, 10 + 0.012 * np.array(sizes))
     options = SchedulerOptions(max_rows=8192, max_context=CONTEXT, drafts=drafts, alignment=BLOCK, plan=plan, decode_times=times)
     found = Scheduler(options, pool, sequences, PrefixIndex(pool, rules, CacheIdentity("bench")), eos_id=1, clock=perf_counter)

@@ -36,7 +36,7 @@ def test_a_block_that_does_not_fit_is_refused():
      [Tensor((None, 96), BF16), Tensor((8, 96), BF16), Tensor((8,), FP32)], {"block_k": 36}),
     (partial(mla.pool, length=7, sequences=3, out=BF16), [Ring(Tensor((192,), FP32), 7), TABLE], {"block_columns": 64}),
     (partial(dspark.correct, step=0, size=5), [Tensor((None, 96), FP32)] * 2, {"block_columns": 95}),
-    (partial(dspark.confidence, step=1, size=3), [Tensor((None, 96), BF16), Tensor((None, 32), BF16), Tensor((1, 128), BF16)],
+    (lambda x, e, w: dspark.confidence(x, [e], w), [Tensor((None, 96), BF16), Tensor((None, 32), BF16), Tensor((1, 128), BF16)],
      {"block_embedded": 12}),
     (partial(sample.draw, stream=0), [Tensor((None, 96), FP32), REALS, TABLE, REALS, SEEDS, TABLE], {"block_columns": 64}),
 ])

@@ -234,7 +234,7 @@ def test_a_folder_that_refuses_is_one_sentence_in_every_command(
             patch.setattr(Path, method, refused)
             if method == "stat":
                 patch.setattr(Path, "exists", lambda self: True)
-                patch.setattr(Path, "is_dir", lambda self: True)
+                patch.setattr(Path, "is_dir", lambda self: self == tmp_path)
             assert main(["cache", command, "--cache", str(tmp_path)]) == 1
         assert capsys.readouterr().err.startswith(said)
     assert store.lookup(KEY) == b"one"

@@ -17,6 +17,7 @@ from tapeout.compiler.cache import Cache
 from tapeout.compiler.commands import main
 from tapeout.models import deepseek_v41
 from tests.end_to_end.conftest import SETTINGS, Model, model  # noqa: F401 (the fixture)
+from tests.models.shards import copied, read_index, read_shard, write_shard
 
 CONFIGS = Path(deepseek_v41.__file__).parent
 TINY, REAL = (str(CONFIGS / f"config-{name}.json") for name in ("tiny", "v4.1-flash"))
@@ -132,6 +133,21 @@ def test_inspect_configuration(tapeout: Tapeout) -> None:
     assert tapeout("inspect", REAL) == 0
     assert "active: prefill 7,895,220,224, decode 15,468,068,864, lm head 661,913,600" in tapeout.out
     assert "total" in tapeout.out and "763,205,315,794" in tapeout.out
+
+
+def test_inspect_reads_scales_on_request(tapeout: Tapeout, model: Model, tmp_path: Path) -> None:  # noqa: F811
+    name = "layers.3.attn.wq_a.scale"
+    assert tapeout.json("inspect", model.weights, "--scales")["checkpoint"]["scales"] > 100
+    assert tapeout.json("inspect", model.weights)["checkpoint"]["scales"] is None
+    folder = copied(model.weights, tmp_path / "damaged")
+    shard = folder / read_index(folder)["weight_map"][name]
+    header, payload = read_shard(shard)
+    start, stop = header[name]["data_offsets"]
+    write_shard(shard, header, payload[:start] + b"\xff" * (stop - start) + payload[stop:])
+    assert tapeout("inspect", folder, "--scales") == 1
+    assert f"[M215] {name} in {shard.name}: a scale tensor holds the NaN byte" in tapeout.err and tapeout.err.count("[M2") == 1
+    for path, what in ((model.artifact, "an artifact"), (REAL, "no shards")):
+        assert tapeout("inspect", path, "--scales") == 1 and f"--scales: {path}: found {what}" in tapeout.err
 
 
 def test_inspect_checkpoint_and_artifact(tapeout: Tapeout, model: Model) -> None:  # noqa: F811
@@ -377,6 +393,10 @@ def test_cache(tapeout: Tapeout, tmp_path: Path) -> None:
     assert tapeout.json("cache", "prune", "--keep", 1) == {"root": str(store.root), "removed": 1, "bytes": 7}
     assert tapeout("cache", "prune") == 0 and "removed 1 entries, 20 bytes" in tapeout.out
     assert tapeout.json("cache", "ls", "--cache", tmp_path / "other")["entries"] == []
+    store.get_or_make(keys[0], lambda: b"again")
+    for folder in (tmp_path / "cache", store.root):  # what TAPEOUT_CACHE_DIR says, and what `ls` prints
+        assert tapeout.json("cache", "ls", "--cache", folder)["root"] == str(store.root)
+    assert tapeout.json("cache", "prune", "--cache", tmp_path / "cache")["removed"] == 1, "not nothing, without a word"
     (tmp_path / "file").write_text("mine")
     for command in ("ls", "verify", "prune"):
         assert tapeout("cache", command, "--cache", tmp_path / "file") == 1

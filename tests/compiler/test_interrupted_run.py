@@ -182,6 +182,40 @@ def test_what_is_damaged_or_failed_runs_again(model: Model, prompts: Path, tmp_p
     assert tokens(results) == whole and totals["totals"]["resumed"] == 2
 
 
+def test_a_run_that_has_ended_is_not_run_again(
+    model: Model, prompts: Path, tmp_path: Path, whole: list[Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:
+    out = tmp_path / "out.jsonl"
+    assert main(common(model, prompts, "--out", out, "--resume")) == 0
+    left, facts = out.read_bytes(), out.stat()
+    monkeypatch.setattr(Engine, "__init__", lambda *_: pytest.fail("weights were loaded"))
+    capsys.readouterr()
+    assert main(common(model, prompts, "--out", out, "--resume", "--trace", tmp_path / "t.json", "--spec", "auto")) == 0
+    said = capsys.readouterr()
+    assert said.out == "6 requests (6 of an earlier run): every result is there already, nothing was run\n"
+    assert said.err == f"tapeout: warning: --trace {tmp_path}/t.json: not written, as nothing was run\n"
+    assert main(common(model, prompts, "--out", out, "--resume", "--json")) == 0
+    totals = json.loads(capsys.readouterr().out)["totals"]
+    assert (totals["requests"], totals["resumed"], totals["run"]) == (6, 6, json.loads(left.splitlines()[-1])["totals"]["run"])
+    assert main(common(model, prompts, "--out", out, "--resume", "--seed", 3)) == 1
+    assert f"[C105] --resume {out}: found results of another run, expected the same artifact, weights, prompts" in capsys.readouterr().err
+    assert out.read_bytes() == left and out.stat().st_mtime_ns == facts.st_mtime_ns
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out.jsonl", "prompts.jsonl", "whole.jsonl"]
+
+
+def test_of_a_run_that_has_ended_only_what_failed_runs_again(model: Model, prompts: Path, tmp_path: Path, whole: list[Any]) -> None:  # noqa: F811
+    out = tmp_path / "out.jsonl"
+    assert main(common(model, prompts, "--out", out)) == 0
+    *found, totals = lines(out)
+    found[2]["finish_reason"] = "error"
+    out.write_text("".join(json.dumps(line) + "\n" for line in [*found[:4], *found[5:], totals]))
+    assert main(common(model, prompts, "--out", out, "--resume")) == 0
+    *results, totals = lines(out)
+    assert tokens(results) == whole and totals["totals"]["resumed"] == 4
+    out.write_text("results of last week\n")
+    assert main(common(model, prompts, "--out", out, "--resume")) == 0 and lines(out)[-1]["totals"]["resumed"] == 0
+
+
 def test_a_file_of_somebody_else_is_never_touched(
     model: Model, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]  # noqa: F811
 ) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -308,6 +309,8 @@ def test_statistics_for_people(model: Model, capsys: pytest.CaptureFixture[str],
     assert "cache: " in second and " prompt tokens reused, " in second and "blocks read from the folder" in second and "speculation" not in second
     answers = [[line for line in out.splitlines() if line.startswith("the same")] for out in (first, second)]
     assert answers[0] == answers[1] and len(answers[0]) == 4
+    assert main([*common, "--spec", "auto"]) == 0
+    assert re.search(r"plan of \d+ steps: everything is verified at first and now and then", capsys.readouterr().out), "a plan says why"
     assert main(common) == 0
     assert not {"speculation", "cache", "replay"} & {line.split(":")[0] for line in capsys.readouterr().out.splitlines()}
 

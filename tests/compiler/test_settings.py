@@ -138,6 +138,14 @@ def test_tuning_rows(tmp_path: Path) -> None:
         read_tuning(tmp_path / "none.json", "cpu")
 
 
+@pytest.mark.parametrize("target", ["", " cpu", "cpu,", "sm90, cpu", "CPU"])
+def test_a_target_is_named_to_the_letter(target: str) -> None:
+    """A blank in front was taken off to be checked, and left on when kernels were chosen for it."""
+    with pytest.raises(SettingsError) as caught:
+        Settings(target=target)
+    assert caught.value.problems[0].startswith(f"--target: found {target!r}, expected one of cpu, sm90, sm100")
+
+
 def test_tuned_rows_are_of_one_target() -> None:
     with pytest.raises(SettingsError) as caught:
         Settings(target="sm90,cpu", tuned=(TunedRow("a", ()),))

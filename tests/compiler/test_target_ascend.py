@@ -5,6 +5,7 @@ Most tests pretend the kernels' texts, so that they say something where the Asce
 
 import importlib.util
 import json
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tapeout.codegen import tile_builder
 from tapeout.codegen.ascend import build, link_check, toolchain
 from tapeout.codegen.ascend.facts import TARGETS, chip
 from tapeout.codegen.lower_to_tile import TileKernel
@@ -221,6 +223,18 @@ def test_a_kernel_is_keyed_by_everything_that_makes_it(monkeypatch: pytest.Monke
         monkeypatch.setattr(target_ascend, "versions", lambda versions=versions: versions)
         keys.add(target_ascend._key("text", "ascend950"))
     assert len(keys) == 5
+
+
+def test_builder_functions_that_lowering_calls_are_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What becomes of a kernel hangs on the file that a function is written in, not on the one that gathers the names."""
+    hashed: list[Any] = []
+    monkeypatch.setattr(target_ascend, "_require_compiler", lambda: SimpleNamespace(version="1.2.0"))
+    monkeypatch.setattr(target_ascend, "fingerprint", lambda package, others: hashed.extend(others) or "f" * 64)
+    target_ascend.versions.__wrapped__()
+    sources = [path.read_text() for path in Path(build.__file__).parent.glob("*.py")]
+    called = {name for text in sources if "tile_builder as t" in text for name in re.findall(r"\bt\.(\w+)\(", text)}
+    homes = {home for name in called if (home := getattr(tile_builder, name).__module__).startswith("tapeout.")}  # others have a version
+    assert len(called) > 20 and homes <= {module.__name__ for module in hashed}
 
 
 @pytest.mark.full

@@ -111,7 +111,7 @@ def test_given_rows_between_requests_spoil_no_window(model: Model) -> None:
 
 def test_a_small_budget_evicts_and_changes_no_token(model: Model, plain: list[RequestOutput]) -> None:
     with model.engine(cache=CacheOptions()) as engine:
-        size = engine.programs.states.window_bytes(is_whole=True)
+        size = len(engine.programs.states.window(0, is_whole=True))
     with model.engine(cache=CacheOptions(snapshot_bytes=2 * size), cache_blocks=66) as engine:
         assert said(answered(engine, prompts())) == said(plain)
         assert engine.scheduler.gauges()["snapshots"] <= 2 and engine.scheduler.gauges()["snapshots_evicted"] > 0

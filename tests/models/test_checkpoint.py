@@ -193,7 +193,7 @@ def test_zero_scales_are_diagnosed_on_request(folder: Path) -> None:
     content[nan] = 255
     write_shard(folder / home, header, bytes(content))
     checkpoint = open_checkpoint(folder, CONFIG)
-    checkpoint.check_scales(["layers.3.attn.wq_a.scale", "norm.weight"])
+    assert checkpoint.check_scales(["layers.3.attn.wq_a.scale", "norm.weight"]) == 1
     with pytest.raises(CheckpointError) as caught:
         checkpoint.check_scales()
     found = {(problem.code, problem.path) for problem in caught.value.problems}

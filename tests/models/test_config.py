@@ -56,14 +56,14 @@ def test_roles_of_the_released_layers() -> None:
         False,
     )
     assert (config.ring_tokens, config.compressor_ring, config.candidate_source) == (134, 7, 20)
-    assert (config.softmax_scale, config.index_scale, config.vision_softmax_scale) == (512**-0.5, 1 / 64, 1 / 8)
+    assert config.softmax_scale == 512**-0.5
 
 
 def test_roles_of_the_tiny_layers() -> None:
     config = shipped_config("tiny")
     kinds = [config.layer_kind(layer).name for layer in range(8)]
     assert kinds == ["SWA", "FULL", "REUSE", "FULL", "REINDEX", "REUSE", "SWA", "SWA"]
-    assert (config.n_prefill, config.ring_tokens, config.compressor_ring, config.index_scale) == (3, 22, 7, 1 / 16)
+    assert (config.n_prefill, config.ring_tokens, config.compressor_ring) == (3, 22, 7)
     with pytest.raises(IndexError, match="layer 8 of 6 layers and 2 draft stages"):
         config.ratio(8)
     with pytest.raises(IndexError):

@@ -1,11 +1,11 @@
-"""Primes, multipliers, offsets and rows of the Engram hash against model spec 6.2 and appendix C."""
+"""Primes, multipliers and offsets of the Engram hash against model spec 6.2 and appendix C; rows are those of `engram.hash`."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from tapeout.models.deepseek_v41.config import shipped_config
-from tapeout.models.deepseek_v41.engram import engram_rows, multipliers
+from tapeout.models.deepseek_v41.engram import multipliers
 from tapeout.models.deepseek_v41.engram_primes import is_prime, layer_primes
 
 FIRST = """16000057 16000079 16000081 16000097 16000121 16000129 16000133 16000183
@@ -14,14 +14,6 @@ FIRST = """16000057 16000079 16000081 16000097 16000121 16000129 16000133 160001
 SECOND = """16000477 16000487 16000499 16000507 16000511 16000573 16000609 16000627
 16000667 16000669 16000693 16000697 16000711 16000729 16000759 16000769
 16000781 16000799 16000813 16000819 16000841 16000877 16000879 16000889"""
-FIRST_ROWS = """3507628 26094887 36875744 59123204 76497369 87622947 109186021 122730918
-136697021 155284773 171860214 177904959 197363312 215093719 233690553 251711515
-259313488 286992741 294902923 314858713 328162689 348118827 362509550 383729552"""
-SECOND_ROWS = """479760 21082118 33005698 62289446 76931532 95894768 99694698 117599430
-142177360 149505520 173443140 188100300 207399932 209357764 239294159 243940891
-258515087 283181207 302367745 310591021 324744634 342094812 360837763 374548603"""
-
-
 def grid(text: str) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(map(int, line.split())) for line in text.splitlines())
 
@@ -32,6 +24,11 @@ def test_primes_of_the_released_tables() -> None:
     assert (two.layer, two.primes, two.rows, two.columns) == (14, grid(SECOND), 384_016_682, 24)
     assert one.offsets[:3] == (0, 16000057, 16000057 + 16000079)
     assert one.offsets[-1] + one.primes[-1][-1] == one.rows
+
+
+def test_primes_of_the_tiny_tables() -> None:
+    one, two = shipped_config("tiny").engram_tables
+    assert (one.primes, two.primes) == (((257, 263), (269, 271)), ((277, 281), (283, 293)))
 
 
 def test_multipliers() -> None:
@@ -48,36 +45,6 @@ def test_multipliers() -> None:
 def test_products_stay_below_two_to_the_63() -> None:
     for layer, compressed in ((1, 99092), (14, 99092), (1, 486), (3, 1)):
         assert all(value % 2 == 1 and value * (compressed - 1) < 2**63 for value in multipliers(layer, 16, compressed))
-
-
-def test_rows_of_the_released_tables() -> None:
-    one, two = shipped_config("v4.1-flash").engram_tables
-    lookback = np.array([11, 7, 5, 3])
-    assert engram_rows(one, lookback).tolist() == list(map(int, FIRST_ROWS.split()))
-    assert engram_rows(two, lookback).tolist() == list(map(int, SECOND_ROWS.split()))
-
-
-def test_rows_of_the_tiny_tables_in_a_batch() -> None:
-    one, two = shipped_config("tiny").engram_tables
-    assert (one.primes, two.primes) == (((257, 263), (269, 271)), ((277, 281), (283, 293)))
-    lookback = np.array([[[11, 7, 5], [485, 485, 485]], [[0, 0, 0], [2, 2, 2]]])
-    rows = engram_rows(one, lookback)
-    assert rows.shape == (2, 2, 4) and rows[0, 0].tolist() == [98, 290, 662, 954]
-    assert rows[1, 0].tolist() == [0, 257, 257 + 263, 257 + 263 + 269]
-    assert (rows >= np.array(one.offsets)).all() and (rows < np.array([*one.offsets[1:], one.rows])).all()
-    assert engram_rows(two, lookback)[0, 0].tolist() == [161, 495, 750, 1001]
-
-
-def test_rows_by_plain_integers() -> None:
-    for table in shipped_config("v4.1-flash").engram_tables:
-        tau, columns = (99091, 0, 54321, 1), []
-        for order, primes in enumerate(table.primes, 2):
-            mixed = 0
-            for token, multiplier in zip(tau[:order], table.multipliers, strict=False):
-                mixed ^= token * multiplier
-            columns += [mixed % prime for prime in primes]
-        expected = [row + offset for row, offset in zip(columns, table.offsets, strict=True)]
-        assert engram_rows(table, np.array(tau)).tolist() == expected
 
 
 def test_primality_by_a_sieve() -> None:

@@ -52,8 +52,15 @@ def test_corners_of_the_blend() -> None:
 
 def test_base_and_scaling_by_layer() -> None:
     config = shipped_config("tiny")
-    golden = [(10000, False), *[(160000, True)] * 5, *[(10000, False)] * 2]
-    assert [(config.rope_theta(layer), config.has_yarn(layer)) for layer in range(8)] == golden
+    pairs = np.arange(32) / 32
+    plain, other = 10000.0**-pairs, 160000.0**-pairs
+    for layer in range(8):
+        frequencies = config.rope_frequencies(config.ratio(layer))
+        if layer in (0, 6, 7):  # the first layer and the draft stages
+            np.testing.assert_allclose(frequencies, plain, rtol=1e-15)
+        else:  # the other base: fast pairs as they are, slow ones divided by the factor, some between
+            factor = other / frequencies
+            assert factor[0] == pytest.approx(1) and factor[-1] == pytest.approx(16) and (np.diff(factor) > -1e-12).all(), layer
 
 
 def test_swapping_the_bases_changes_the_logits() -> None:

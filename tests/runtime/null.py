@@ -116,3 +116,9 @@ def prompt(length: int, salt: int = 0) -> list[int]:
 def terminal(events: Iterable[Event]) -> list[str]:
     """Ids of requests that were reported finished, one for each report."""
     return [event.request_id for event in events if isinstance(event, FinishedEvent)]
+
+
+def forget_names(pool: BlockPool) -> None:
+    """Takes every name back, as if all cached blocks had been evicted."""
+    for block in list(pool._names):
+        pool.withdraw(block)

@@ -1,6 +1,11 @@
 """Writing and reading artifacts: same data, same bytes; whole or not at all; quick (docs/runtime.md, artifact)."""
 
 import json
+import shutil
+import signal
+import subprocess
+import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +25,7 @@ from tapeout.runtime.artifact import (
     manifest_identity,
     write_artifact,
 )
+from tapeout.runtime.artifact_place import replacing
 from tapeout.runtime.errors import ArtifactFolderMissing, ArtifactOccupied, ArtifactUnwritable
 from tests.runtime import toy as model
 from tests.runtime.toy import write_toy
@@ -126,6 +132,53 @@ def test_writers_of_one_folder_take_turns(tmp_path: Path) -> None:
         list(pool.map(lambda _: write_toy(tmp_path / "artifact"), range(8)))
     assert [path.name for path in tmp_path.iterdir()] == ["artifact"]
     load_artifact(tmp_path / "artifact")
+
+
+KILLED = """
+import os, signal, sys
+from tapeout.runtime.artifact_place import replacing
+with replacing(sys.argv[1]) as aside:
+    (aside / "kernels").mkdir()
+    (aside / "kernels" / "half").write_bytes(b"x")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_one(tmp_path: Path) -> None:
+    for name in ("artifact", "artifact-2", "arte.act"):
+        assert subprocess.run([sys.executable, "-c", KILLED, tmp_path / name], check=False).returncode == -signal.SIGKILL
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert len(left) == 3 and all(name.startswith(".tapeout-art") and name.endswith(".part") for name in left)
+    theirs = [tmp_path / ".tapeout-artifact-notes.part", tmp_path / ".tapeout-artifact-a1b2c3d4.part.txt", tmp_path / ".artifact.a1b2c3d4"]
+    for path in theirs:
+        path.mkdir()
+    (tmp_path / ".tapeout-artifact-abcdefgh.part").symlink_to(theirs[0])
+    write_toy(tmp_path / "artifact")
+    others = [name for name in left if name.startswith((".tapeout-artifact-2-", ".tapeout-arte.act-"))]
+    found = {path.name for path in tmp_path.iterdir()}
+    assert len(others) == 2 and found == {"artifact", *others, *(path.name for path in theirs), ".tapeout-artifact-abcdefgh.part"}
+    load_artifact(tmp_path / "artifact")
+
+
+def test_a_writer_that_lives_keeps_what_it_has_aside(tmp_path: Path) -> None:
+    started, inside = threading.Event(), threading.Event()
+    toy = write_toy(tmp_path / "toys" / "toy")
+
+    def slow() -> None:
+        with replacing(tmp_path / "artifact") as aside:
+            (aside / "half").write_bytes(b"x")
+            started.set()
+            inside.wait(20)
+            (aside / "half").unlink()  # raises where another writer has removed it
+            shutil.copytree(toy, aside, dirs_exist_ok=True)
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(slow)
+        assert started.wait(20)
+        second = pool.submit(write_toy, tmp_path / "artifact")
+        inside.set()
+        first.result(), second.result()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["artifact", "toys"]
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:

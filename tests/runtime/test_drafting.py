@@ -85,11 +85,20 @@ def test_warming_up_everything_is_verified_and_now_and_then_later() -> None:
     s.submit("first", prompt(9), max_tokens=20)
     s.driver.step()
     s.driver.step()
-    assert s.scheduler.last_plan is not None and s.scheduler.last_plan.reason is Reason.EXPLORING
+    assert s.scheduler.drafting.last is not None and s.scheduler.drafting.last.reason is Reason.EXPLORING
     s = ran(tokens=170, plan="ours", decode_times=STEEP, model={"accepted": 0.02, **STEEP_MS})
     widths = s.scheduler.statistics.verified
     assert WARM_UP * 0.5 * 6 < widths.counts[5] < 0.4 * widths.total and widths.counts[0] > 0.5 * widths.total
     assert s.scheduler.drafting.calibrator.told > WARM_UP + 1
+
+
+def test_reasons_of_plans_are_counted() -> None:
+    """Where drafts do not pay the gauges say so: why a step verified what it did is no secret of the engine."""
+    s = ran(tokens=170, plan="ours", decode_times=STEEP, model={"accepted": 0.02, **STEEP_MS})
+    plans = {name: count for name, count in s.scheduler.gauges().items() if name.startswith("plans_")}
+    assert plans["plans_exploring"] >= WARM_UP * 0.5 and plans["plans_averaged"] > plans["plans_exploring"]
+    assert sum(plans.values()) <= s.scheduler.statistics.counts.steps
+    assert not any(name.startswith("plans_") for name in ran(tokens=9, plan="all").scheduler.gauges()), "everything is verified without a plan"
 
 
 def test_drafts_that_are_better_than_they_say_are_used() -> None:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +118,21 @@ def test_a_slot_that_was_used_shows_nothing_of_it(engine: Engine) -> None:
 def test_forward_refuses(engine: Engine, batch: list[tuple[int, list[int]]], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         engine.forward(batch)
+
+
+def test_forward_takes_nothing_when_too_many_rows_ask_for_logits(toy: Path) -> None:
+    """The slot was as long as rows that were refused: what followed stood at wrong positions, without a word."""
+    engine = toy_engine(toy)
+    manifest = engine.artifact.manifest
+    few = manifest.model_copy(update={"options": manifest.options.model_copy(update={"max_outputs": 4})})
+    engine.artifact = engine.programs.artifact = replace(engine.artifact, manifest=few)
+    for batch, how, error in (([(0, prompt(5))], "all", BatchRefused), ([(s, prompt(2)) for s in range(4)], "both", OptionRefused)):
+        with pytest.raises(error):
+            engine.forward(batch, how)  # type: ignore[arg-type]
+    assert_empty(engine)
+    assert np.array_equal(engine.forward([(0, prompt(5))], "last")[0], toy_logits(prompt(5))[-1:])
+    with pytest.raises(BatchRefused, match=f"draft - found {MAX_SEQUENCES + 1} blocks, expected at most {MAX_SEQUENCES}"):
+        engine.draft([(0, 1)] * (MAX_SEQUENCES + 1))
 
 
 def test_forward_takes_nothing_when_blocks_run_out(toy: Path) -> None:

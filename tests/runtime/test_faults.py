@@ -14,7 +14,7 @@ from tapeout.runtime.device.null import NullDevice, Prepared
 from tapeout.runtime.disk import DiskTier
 from tapeout.runtime.request import Event
 from tapeout.runtime.step import StepResult
-from tests.runtime.null import Dying, Serving, prompt, serving, terminal
+from tests.runtime.null import Dying, Serving, forget_names, prompt, serving, terminal
 
 WAYS: list[dict[str, Any]] = [
     {"depth": 0}, {"depth": 1}, {"depth": 2}, {"depth": 1, "background": True}, {"depth": 1, "drafts": 5}, {"depth": 0, "drafts": 5},
@@ -90,7 +90,7 @@ def damage_disk(s: Serving) -> None:
         data[-3] ^= 4
         file.write_bytes(bytes(data))
     files[1].write_bytes(b"")
-    s.scheduler.pool.forget_names()
+    forget_names(s.scheduler.pool)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)

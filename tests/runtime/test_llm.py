@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tapeout.runtime.errors import PromptRefused, RequestsMismatched, RequestTaken, SlotBusy
+from tapeout.runtime.errors import OptionRefused, PromptRefused, RequestsMismatched, RequestTaken, SlotBusy
 from tapeout.runtime.llm import LLM
 from tapeout.runtime.params import SamplingParams, request_seed
 from tapeout.runtime.request import RequestOutput
@@ -168,6 +168,14 @@ def test_an_id_that_is_taken_refuses_the_call_and_harms_nobody(llm: LLM, ids: li
 def test_ids_are_a_list_of_texts(llm: LLM, ids: object) -> None:
     with pytest.raises(RequestsMismatched, match="ids"):
         llm.generate([[3], [4]], GREEDY, ids=ids)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["watch", "done"])
+def test_what_is_to_be_called_is_a_function(llm: LLM, name: str) -> None:
+    """Before anything runs: behind the last step the results were gone."""
+    with pytest.raises(OptionRefused, match=rf"LLM.generate: {name} - found 5, expected a function, or None"):
+        llm.generate([[5, 9]], **{name: 5})  # type: ignore[arg-type]
+    assert not llm.engine.has_work and llm.engine.statistics.counts.steps == 0
 
 
 def test_an_interrupted_call_leaves_a_clean_engine(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -296,8 +296,25 @@ def test_an_entry_that_another_process_removes_meanwhile_is_not_there(tmp_path: 
     assert len(DiskTier(tmp_path, 10_000)) == 2
 
 
+def test_two_engines_of_a_process_may_write_one_entry_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each aside under a name of its own: the second writer neither mixes its bytes with the first one's nor takes its file away."""
+    first, second = DiskTier(tmp_path, 10_000), DiskTier(tmp_path, 10_000)
+    replace = Path.replace
+
+    def overtaken(self: Path, target: Path) -> Path:
+        monkeypatch.setattr(Path, "replace", replace)
+        second.put("block", key(1), b"the same", None, "b")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", overtaken)
+    first.put("block", key(1), b"the same", None, "a")
+    assert (first.failed, second.failed, len(list(tmp_path.iterdir()))) == (0, 0, 1)
+    found = DiskTier(tmp_path, 10_000).get("block", key(1))
+    assert found is not None and (found.payload, found.session) == (b"the same", "a")
+
+
 def test_what_a_killed_process_left_half_written_is_removed_once_it_is_old(tmp_path: Path) -> None:
-    old, new, other = (tmp_path / name for name in (f".block-{'a' * 32}{SUFFIX}.17.partial", f".block-{'b' * 32}{SUFFIX}.18.partial", ".x.1.partial"))
+    old, new, other = (tmp_path / name for name in (f".block-{'a' * 32}{SUFFIX}.17-0.partial", f".block-{'b' * 32}{SUFFIX}.18.partial", ".x.partial"))
     for file in (old, new, other):
         file.write_bytes(b"half")
     for file in (old, other):

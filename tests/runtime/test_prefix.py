@@ -13,7 +13,7 @@ from tapeout.runtime.prefix import CacheIdentity, Outcome, Policy, PrefixIndex, 
 from tapeout.runtime.replay import Mode, ReplayRules
 from tapeout.runtime.request import ImageSpan
 from tapeout.runtime.state import Snapshot, SnapshotStore
-from tests.runtime.null import prompt, serving
+from tests.runtime.null import forget_names, prompt, serving
 
 BLOCK = 4
 RULES = ReplayRules(Mode.COMPACT, 6, window=4, backtrack=2, block=BLOCK)
@@ -207,7 +207,7 @@ def test_replayed_blocks_are_their_own_sessions_under_strict() -> None:
     for policy, others in ((Policy.STRICT, 0), (Policy.PRODUCTION, 20)):
         found = index(policy=policy)
         store(found, text[:8])
-        found.pool.forget_names()
+        forget_names(found.pool)
         store(found, text, lineage=8, session="a")
         assert found.lookup(text, (), "", "a", []).tokens == 20
         hit = found.lookup(text, (), "", "b", [])

@@ -117,7 +117,7 @@ def a7(count: int, configurations: list[dict[str, Any]]) -> None:
             check(s, names, events)
             outcomes.append({name: s.tokens(name) for name in names})
             if options.get("plan", "all") != "all":
-                assert s.scheduler.last_plan is not None, "a plan was made"
+                assert s.scheduler.drafting.last is not None, "a plan was made"
         assert all(outcome == outcomes[0] for outcome in outcomes[1:])
         assert sum(map(len, outcomes[0].values())) > 5 * count
 

@@ -88,7 +88,7 @@ def test_a_file_without_arrivals_is_refused(tmp_path: Path, data: bytes | None) 
         recorded_arrivals(file)
 
 
-@pytest.mark.parametrize("wrong", [(0, 1.0), (5, 0.0), (5, float("nan"))])
+@pytest.mark.parametrize("wrong", [(0, 1.0), (5, 0.0), (5, 1e-300), (5, float("nan"))])
 def test_loads_are_checked(wrong: tuple[int, float]) -> None:
     with pytest.raises(ScenarioRefused):
         drawn_arrivals(*wrong, 0)
@@ -102,3 +102,10 @@ def test_the_command_prints_json_and_a_table() -> None:
     assert done.exit_code == 0, done.output
     assert json.loads(done.output)["requests_finished"] == {"length": 12}
     assert "idle_slot_share" in CliRunner().invoke(command, arguments).output
+
+
+@pytest.mark.parametrize("option", [("--requests", "7"), ("--rate", "8.0"), ("--seed", "0"), ("--shared", "0.5")])
+def test_what_recorded_arrivals_leave_no_choice_of_is_refused(tmp_path: Path, option: tuple[str, str]) -> None:
+    (tmp_path / "arrivals").write_text('{"at_ms": 1, "prompt_tokens": 5, "output_tokens": 3}\n')
+    done = CliRunner().invoke(command, ["serving", "--arrivals", str(tmp_path / "arrivals"), *option])
+    assert isinstance(done.exception, ScenarioRefused) and "expected none beside --arrivals" in str(done.exception)

@@ -196,7 +196,8 @@ def test_a_trace_without_times_uses_the_scenario(tmp_path) -> None:
     ('{"confidences": [[]]}', "neither empty"), ('{"confidences": [[0.5], [0.5, 0.5]]}', "equally long"), ('{"confidences": [["x"]]}', "numbers"),
     ('{"confidences": [[1.5]]}', "0 to 1"), ('{"confidences": [[NaN]]}', "0 to 1"), ('{"confidences": [[0.5]], "sequences": [1, 2]}', "1 different"),
     ('{"confidences": [[0.5], [0.5]], "sequences": [1, 1]}', "2 different"), ('{"confidences": [[0.5]], "sequences": ["a"]}', "1 different"),
-    ('{"confidences": [[0.5]], "ms": 0}', "above 0"), ('{"confidences": [[0.5]], "ms": "1"}', "above 0"),
+    ('{"confidences": [[0.5]], "ms": 0}', "above 0"), ('{"confidences": [[0.5]], "ms": 1e308}', "up to 1000000000000"),
+    ('{"confidences": [[0.5]], "ms": "1"}', "above 0"),
     ('{"confidences": [[0.5]], "rows": -1}', "at least 0"), ('{"confidences": [[0.5]], "rows": 1.5}', "whole number"),
     ("[" * 100_000, "one JSON object"), ('{"confidences": {"a": 1}}', "equally long"),
 ])
@@ -249,6 +250,21 @@ def test_the_command_speaks_json_and_plots(capsys, tmp_path) -> None:
     assert ET.parse(out).getroot().tag.endswith("svg")
     code, said = run(capsys, "--seeds", "1", "--steps", "30", "--sequences", "60")
     assert code == 0 and "published figures" in said.out and "ours" in said.out
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_the_command_replays_a_trace_of_a_few_steps(capsys, tmp_path, steps) -> None:
+    """They say nothing of how acceptance persists: the table says so, where it failed."""
+    code, said = run(capsys, "--trace", str(write_trace(tmp_path / "t.jsonl", steps)))
+    assert code == 0 and f"trace {tmp_path}/t.jsonl, persistence " in said.out
+    assert steps > 1 or "persistence unknown (too few steps), lag 2" in said.out
+
+
+@pytest.mark.parametrize("option", [("--seeds", "2"), ("--steps", "9"), ("--sequences", "3"), ("--persistence", "0.5")])
+def test_what_a_trace_leaves_no_choice_of_is_refused(capsys, tmp_path, option) -> None:
+    code, said = run(capsys, "--trace", str(write_trace(tmp_path / "t.jsonl")), *option)
+    assert code == 1 and f"[S101] a simulated scenario is refused - {option[0].strip('-')} - found " in said.err
+    assert "expected none beside --trace" in said.err
 
 
 def test_the_command_replays_a_trace(capsys, tmp_path) -> None:

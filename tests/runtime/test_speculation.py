@@ -148,7 +148,7 @@ def test_planned_widths_change_no_token(toy: Path, told: dict[int, list[int]], p
     foretell(engine, told, 0.7)
     results = ran(engine)
     assert all(list(result.outputs[0].token_ids) == expected(seed, told) for seed, result in results.items())
-    assert engine.scheduler.last_plan is not None
+    assert engine.scheduler.drafting.last is not None
 
 
 def test_statistics_count_by_position(toy: Path, told: dict[int, list[int]]) -> None:
