@@ -14,6 +14,7 @@ as a whole, and no set waits in vain. Counters lie in the kernel's own memory an
 from collections.abc import Sequence
 
 from tapeout.codegen.kernel import Buffer, Request, Schedule
+from tapeout.codegen.kernels.linear import HANDED_ON
 from tapeout.codegen.nvidia.emit import POINTERS, EmitError, Source
 from tapeout.codegen.nvidia.facts import SM90, Chip
 from tapeout.codegen.nvidia.overrides import fp8_linear
@@ -26,8 +27,6 @@ from tapeout.dialects.types import Tensor
 PLACE = 5
 """`PLACE` is the override's number in a schedule row."""
 TOKENS, PART, STEP, GROUP_WARPS, WARP_ROWS = 64, 64, 128, 4, 16
-HANDED_ON = 7
-"""The schedule entry `decoded` of rows whose segments are handed on."""
 PARTS = {5: (4, 1), 3: (2, 1)}
 """Groups of four warps, which have 64 rows of the weight each, by parts that are programs of their own: a power of two in each."""
 STAGES = 2

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from tapeout.codegen.kernel import EVERY_SCALE, Buffer, Request, Schedule
+from tapeout.codegen.kernels.linear import HOW_COPIED
 from tapeout.codegen.nvidia.emit import POINTERS, EmitError, Source
 from tapeout.codegen.nvidia.facts import Chip
 from tapeout.codegen.nvidia.overrides import linear_many_ptx as ptx
@@ -28,8 +29,8 @@ WIDTHS, WIDEST = (160, 208, 256), 256
 """Widths of products for fewer rows than a bucket has (measured), and of one product: wider ones are two halves."""
 PIECES = (256, 128, 64, 32, 16)
 LEAST_SCALE, MOST_SCALE = EVERY_SCALE
-LAUNCHES, PLACE, HOW_COPIED = (0, None), 4, 6
-"""The launches it stands for; its place among the overrides of linear layers; `decoded` of a row behind a launch that says how factors are copied."""
+LAUNCHES, PLACE = (0, None), 4
+"""The launches it stands for; its place among the overrides of linear layers."""
 CASES: tuple[tuple[Request, Schedule], ...] = (
     (Request("nn.linear", (("groups", 1), ("wide", True)), (Tensor((None, 5120), BF16), Tensor((129280, 5120), BF16)),
              (Tensor((None, 129280), FP32),)),
