@@ -91,7 +91,7 @@ RULES: dict[str, Rule] = {
     "cache_blocks": _number(2),
     "chunk_tokens": _number(1),
     "step_ms": Rule("a finite number of milliseconds above 0", _milliseconds),
-    "asynchronous": Rule("true or false", _fact, False),
+    "asynchronous": Rule("true or false", _fact),
     "spec": Rule("off, auto, or 1 to 5", _one_of("off", "auto", "1", "2", "3", "4", "5"), "off"),
     "replay": Rule("off, mask or compact", _one_of("off", "mask", "compact"), "off"),
     "keep": _number(1),

@@ -1,7 +1,8 @@
-"""Two ways to drive one scheduler: synchronously, and asynchronously with steps in flight; and two ways to run a device.
+"""Two ways to drive one scheduler: synchronously, and asynchronously with steps in flight; and three ways to run a device.
 
 Both drivers call the same `propose` and `commit`; asynchronous driving only commits later, so that the host plans step N + 1 while the
-device runs N. A step that is lost ends the requests in it and nothing else. docs/runtime.md, 3.2.
+device runs N, and, where the device has a queue, begins N + 1 at once behind N. A step that is lost ends the requests in it and nothing
+else. docs/runtime.md, 3.2.
 """
 
 import queue
@@ -29,6 +30,16 @@ class StepRunner(Protocol):
     def read_block(self, block: int) -> bytes | None: ...
 
 
+class QueueRunner(StepRunner, Protocol):
+    """A runner that can put a step behind one that still runs. `start` and `finish` raise StepFault."""
+
+    def start(self, prepared: Any) -> Any: ...
+
+    def finish(self, started: Any) -> StepResult: ...
+
+    def settle(self) -> None: ...
+
+
 Results = dict[int, StepResult | StepLost | None]
 """What has become of launched steps, by number; None: not known yet."""
 
@@ -43,7 +54,7 @@ def _result(results: Results, number: int) -> StepResult:
     return found
 
 
-def _forget_before(results: Results, number: int) -> None:
+def _forget_before(results: dict[int, Any], number: int) -> None:
     """Drops what nobody will ask for any more, results of steps among it whose launch was interrupted."""
     for older in [n for n in list(results) if n < number]:
         del results[older]
@@ -152,6 +163,41 @@ def _serve(runner: StepRunner, work: Work, results: Results, news: threading.Eve
             news.set()
 
 
+class Queued:
+    """Puts steps behind one another on the device, in the calling thread, and waits for one when its result is asked for."""
+
+    def __init__(self, runner: QueueRunner) -> None:
+        self._runner = runner
+        self._started: dict[int, Any] = {}
+        self._results: Results = {}
+
+    def launch(self, step: Step) -> None:
+        prepared = self._runner.prepare(step)
+        self._results[step.number] = None
+        try:
+            self._started[step.number] = self._runner.start(prepared)
+        except StepFault as error:
+            self._results[step.number] = StepLost(f"step {step.number}", str(error))
+
+    def collect(self, number: int) -> StepResult:
+        """The result of a launched step, once it is there. Raises StepLost."""
+        _forget_before(self._results, number)
+        _forget_before(self._started, number)
+        if self._results[number] is None:
+            try:
+                self._results[number] = self._runner.finish(self._started[number])
+            except StepFault as error:
+                self._results[number] = StepLost(f"step {number}", str(error))
+        return _result(self._results, number)
+
+    def read_block(self, block: int) -> bytes | None:
+        return self._runner.read_block(block)
+
+    def close(self) -> None:
+        """Waits for what was launched. May be called twice."""
+        self._runner.settle()
+
+
 class Driver:
     """Steps a scheduler over a device with `depth` steps in flight between calls; 0 is synchronous."""
 
@@ -169,6 +215,8 @@ class Driver:
 
     def step(self) -> list[Event]:
         """Proposes and launches a step, commits what is due, and returns what happened, in order."""
+        if len(self._in_flight) > self.depth:  # the wait for it was interrupted
+            self._commit_oldest()
         step = self.scheduler.propose()
         if step is not None:
             self._launch(step)

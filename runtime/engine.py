@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from tapeout.runtime.artifact import HOST_INPUTS, Artifact
 from tapeout.runtime.blocks import BlockPool
 from tapeout.runtime.cost import DecodeTable
-from tapeout.runtime.device import open_device
-from tapeout.runtime.driver import Background, Direct, Driver
+from tapeout.runtime.device import Queueing, open_device
+from tapeout.runtime.driver import Background, Direct, Driver, Queued
 from tapeout.runtime.errors import (
     BatchRefused,
     OptionRefused,
@@ -54,7 +54,8 @@ class EngineOptions:
     """How an engine is set up. None leaves a choice to it: all processors, as many blocks as fit, prompts cut only by max_rows.
 
     `chunk_tokens` cuts prompts into pieces of that many rows, `step_ms` by predicted time; results depend on neither, nor on
-    `asynchronous`, which plans a step while the device runs the one before. `max_wait_ms`: a request that has waited so long goes first.
+    `asynchronous`, which plans a step while the device runs the one before (None: where the device has a queue, as GPUs do). `max_wait_ms`: a
+    request that has waited so long goes first.
     `trace`: remember what happens, for `Engine.recorder`; `record_drafts`: the confidences of every step, for the planner's simulator.
     `simulated`: the simulator in place of an NPU.
 
@@ -69,7 +70,7 @@ class EngineOptions:
     cache_blocks: int | None = None
     chunk_tokens: int | None = None
     drafts: bool = False
-    asynchronous: bool = False
+    asynchronous: bool | None = None
     step_ms: float | None = None
     max_wait_ms: float = 10_000.0
     trace: bool = False
@@ -86,9 +87,11 @@ class EngineOptions:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):
                 raise OptionRefused(f"EngineOptions.{name}", repr(value), f"a whole number of at least {least}, or None")
-        for name in ("drafts", "asynchronous", "trace", "simulated", "record_drafts"):
+        for name in ("drafts", "trace", "simulated", "record_drafts"):
             if type(getattr(self, name)) is not bool:
                 raise OptionRefused(f"EngineOptions.{name}", repr(getattr(self, name)), "True or False")
+        if self.asynchronous is not None and type(self.asynchronous) is not bool:
+            raise OptionRefused("EngineOptions.asynchronous", repr(self.asynchronous), "True, False or None")
         for name, kind in (("cache", CacheOptions), ("decode_times", DecodeTable)):
             if not isinstance(getattr(self, name), kind | None):
                 raise OptionRefused(f"EngineOptions.{name}", shown(getattr(self, name)), f"{kind.__name__}, or None")
@@ -137,8 +140,10 @@ class Engine:
                                    clock=perf_counter, recorder=self.recorder)  # fmt: skip
         self.scheduler.drafting.records = [] if self.options.record_drafts else None
         runner = ProgramRunner(self.programs, self.blocks.table, drafting=self.options.drafts, limit=self.context, rules=rules)
-        self._thread = Background(runner) if self.options.asynchronous else Direct(runner)
-        self._driver = Driver(self.scheduler, self._thread, int(self.options.asynchronous))
+        queueing = isinstance(self.device, Queueing)
+        ahead = queueing if self.options.asynchronous is None else self.options.asynchronous
+        self._runs = (Queued(runner) if queueing else Background(runner)) if ahead else Direct(runner)
+        self._driver = Driver(self.scheduler, self._runs, int(ahead))
         self._results = {name: self.programs.array(name) for name in ("sampled", "logprobs", "logits")}
         if self.programs.has_draft:
             self._results |= {name: self.programs.array(name) for name in ("drafts", "confidences")}
@@ -246,7 +251,7 @@ class Engine:
 
     def close(self) -> None:
         """Ends the workers, and keeps on disk what is cached where a folder was given. May be called twice."""
-        self._thread.close()
+        self._runs.close()
         if self.scheduler.prefix is not None and self.scheduler.prefix.snapshots is not None:
             self.scheduler.prefix.snapshots.flush()
         self.device.close()

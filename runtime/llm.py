@@ -46,7 +46,7 @@ class LLM:
         chunk_tokens: int | None = None,
         drafts: bool = False,
         device: DeviceName | None = None,
-        asynchronous: bool = False,
+        asynchronous: bool | None = None,
         step_ms: float | None = None,
         trace: bool = False,
         plan: str = "all",
@@ -59,8 +59,9 @@ class LLM:
 
         `device` picks one of several targets, "cpu", "cuda", "ascend", or "ascend-sim", which simulates the NPU; without it a GPU where the
         artifact has binaries for this machine's. `workers`, `cache_blocks`, `chunk_tokens`, `step_ms`: as in EngineOptions.
-        `asynchronous` plans a step while the device runs the one before; `trace` keeps what happens in `engine.recorder`. `drafts` and `plan`:
-        speculation; `cache`: reuse of earlier prompts; `replay` and `keep`: bounded replay; `record_drafts`: what the planner's simulator reads.
+        `asynchronous` plans a step while the device runs the one before, and is chosen for a GPU; `trace` keeps what happens in `engine.recorder`.
+        `drafts` and `plan`: speculation; `cache`: reuse of earlier prompts; `replay` and `keep`: bounded replay; `record_drafts`: what the
+        planner's simulator reads.
         """
         for name, place in (("artifact", artifact), ("weights", weights)):
             if not isinstance(place, str | Path):

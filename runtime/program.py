@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tapeout.runtime.artifact import ALIGNMENT, EXTENTS, HOST_INPUTS, HOST_RESULTS, Artifact, Launch, StateSpec, Value
-from tapeout.runtime.device import Call, Device, Readable, Region
+from tapeout.runtime.device import Call, Device, Queueing, Readable, Region
 from tapeout.runtime.device.memory import Bytes, typed, value_bytes
 from tapeout.runtime.errors import BatchRefused, ProgramsInconsistent
 from tapeout.runtime.state_memory import StateMemory
@@ -106,6 +106,7 @@ class LoadedPrograms:
         self._kernels = [device.kernel(kernel.symbol) for kernel in artifact.manifest.kernels]
         self._calls: dict[Part, list[Call]] = {}
         self._tables: dict[tuple[Part, ...], tuple[Any, float]] = {}
+        self._queued: dict[tuple[Part, ...], Any] = {}
         self._hosted = {name: self._host(name) for names in HOST_INPUTS.values() for name in names}
         self.states = StateMemory(artifact, self._states, device if isinstance(device, Readable) else None)
 
@@ -325,6 +326,25 @@ class LoadedPrograms:
 
         `rows.draws` pairs with `rows.outputs`. Results are then in `sampled`, `logprobs`, `drafts` and `confidences`; `logits` on request.
         """
+        self.run(*self._loaded(rows, drafting), rows=len(rows.tokens))
+        if logits:
+            self._fetch_logits(len(rows.outputs))
+
+    def begin(self, rows: StepRows) -> Any:
+        """A whole step without drafts, put behind those that the device (a `Queueing` one) runs: its results are there after `end`."""
+        assert isinstance(self.device, Queueing)
+        parts = self._loaded(rows, drafting=False)
+        if parts not in self._queued:
+            self._queued[parts] = self.device.table([call for part in parts for call in self.calls(part)], copies=False)
+        return self.device.start(self._queued[parts])
+
+    def end(self, begun: Any) -> None:
+        """Waits for a step that `begin` returned."""
+        assert isinstance(self.device, Queueing)
+        self.device.finish(begun)
+
+    def _loaded(self, rows: StepRows, drafting: bool) -> tuple[Part, ...]:
+        """Fills the host inputs of a step; returns what it runs."""
         count, outputs = self.load(rows)
         bucket = self.bucket(max(count, outputs))
         parts: list[Part] = [("encoder", bucket)]
@@ -336,9 +356,7 @@ class LoadedPrograms:
             if drafting:
                 self.load_draft(rows.draws)
                 parts.append(("draft", self.draft_bucket(outputs)))
-        self.run(*parts, rows=count)
-        if logits:
-            self._fetch_logits(outputs)
+        return tuple(parts)
 
     def draft_behind(self, outputs: NDArray[np.int64], draws: DrawColumns) -> None:
         """The draft alone, behind tokens that the last step has sampled: `outputs` [sequences] are their rows."""

@@ -1,22 +1,26 @@
 """Runs the scheduler's steps with an artifact's programs: rows in, tokens out, in the order of launch.
 
 A token that was not known when the step was launched is the one that this runner sampled for the slot before; so are the drafts behind it.
-Drafts are rows like any other: each row yields a token by itself, and those that agree are accepted (`verify.py`). docs/runtime.md, 3.2, 4.
+Drafts are rows like any other: each row yields a token by itself, and those that agree are accepted (`verify.py`). A step may also be put behind
+one that still runs: the device then takes newest tokens from where it remembers them. docs/runtime.md, 3.2, 4.
 """
 
+from collections import deque
+from dataclasses import dataclass
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tapeout.runtime.errors import LogitsNotFinite
+from tapeout.runtime.errors import LogitsNotFinite, StepFault
 from tapeout.runtime.program import DrawColumns, LoadedPrograms, StepRows
 from tapeout.runtime.replay import Mode, ReplayRules
 from tapeout.runtime.step import Piece, Step, StepResult
 from tapeout.runtime.verify import accepted, flat, verified_widths
 
 LARGEST_TEMPERATURE = 3e38  # what float32 holds; every distribution is flat long before
+UNKNOWN = -1  # stands for the newest token of a slot where the host has not read it: the device puts in what it remembers
 Int64 = NDArray[np.int64]
 
 
@@ -26,6 +30,26 @@ class PreparedStep(NamedTuple):
     step: Step
     slots: Int64
     tables: NDArray[np.int32]
+
+
+@dataclass
+class StartedStep:
+    """A step that the device has, or had, and what came of it: `found` or `fault` once it was read.
+
+    `slots` and `before` [outputs]: whose outputs these are, and the position of the newest token that each has in front of them. `begun`: what
+    the programs wait for, None where the step has no rows.
+    """
+
+    step: Step
+    widths: Int64
+    slots: Int64
+    before: Int64
+    rows_out: int
+    saved: list[bytes]
+    since: float
+    begun: Any = None
+    found: StepResult | None = None
+    fault: StepFault | None = None
 
 
 class Sampled(NamedTuple):
@@ -42,7 +66,7 @@ class Sampled(NamedTuple):
 
 
 class ProgramRunner:
-    """Runs steps for `Direct` or `Background`; `table` is the scheduler's block table, of which programs see the launched rows.
+    """Runs steps for `Direct`, `Background` or `Queued`; `table` is the scheduler's block table, of which programs see the launched rows.
 
     `limit`: positions that a sequence may have. Rows beyond, of a sequence that has ended by then, are not run.
     """
@@ -58,6 +82,9 @@ class ProgramRunner:
             self._results |= {name: programs.array(name) for name in ("drafts", "confidences")}
         self._last = np.zeros(len(table), np.int64)
         self._length = np.zeros(len(table), np.int64)
+        self._newest = np.full(len(table), -1)  # the last step with an output of each slot
+        self._started: deque[StartedStep] = deque()  # and not read
+        self._read_at = 0.0  # when the last one was
         self._floors = np.zeros((2, len(table)), np.int64)  # of the encoder's and the decoder's windows
         self._drafts = np.zeros((len(table), self._block), np.int32)
         self._confidences = np.zeros((len(table), self._block), np.float64)
@@ -73,23 +100,83 @@ class ProgramRunner:
 
     def execute(self, prepared: PreparedStep) -> StepResult:
         """Runs a step and reads its results."""
-        started, step = perf_counter(), prepared.step
+        started, rows = self._made(prepared)
+        if rows.tokens:
+            self.programs.step(rows, drafting=False)
+        return self._read(started)
+
+    # -- steps behind one another
+
+    def start(self, prepared: PreparedStep) -> StartedStep:
+        """Puts a step behind those that run, and returns before it has run.
+
+        Where its rows follow from drafts of the step in front, it needs states as that one leaves them, or that one's are to be kept before others
+        change them, it waits for the end of that one. Faults of those in front are theirs.
+        """
+        if self.drafting or _needs_states(prepared.step) or any(one.step.saves for one in self._started):
+            self.settle()
+        started, rows = self._made(prepared)
+        if rows.tokens:
+            started.begun = self.programs.begin(rows)
+        self._started.append(started)
+        runs = np.concatenate([started.widths > 0, np.ones(len(started.slots) - len(started.widths), bool)])
+        slots = started.slots[runs]
+        self._last[slots], self._length[slots] = UNKNOWN, started.before[runs] + 1
+        return started
+
+    def finish(self, started: StartedStep) -> StepResult:
+        """What a started step gave; those in front of it are read first. Raises StepFault."""
+        while started.found is None and started.fault is None:
+            self._read_oldest()
+        if started.fault is not None:
+            raise started.fault
+        assert started.found is not None
+        return started.found
+
+    def settle(self) -> None:
+        """Reads all steps that were started."""
+        while self._started:
+            self._read_oldest()
+
+    def _read_oldest(self) -> None:
+        """An interrupt leaves it to be read again."""
+        oldest = self._started[0]
+        try:
+            if oldest.begun is not None:
+                self.programs.end(oldest.begun)
+            oldest.found = self._read(oldest)
+        except StepFault as error:
+            oldest.fault = error
+        self._started.popleft()
+
+    # -- parts of a step
+
+    def _made(self, prepared: PreparedStep) -> tuple[StartedStep, StepRows]:
+        """Everything in front of a step's rows, and these."""
+        since, step = perf_counter(), prepared.step
         self._seen[prepared.slots] = prepared.tables
         saved = [self._window(save.slot) for save in step.early_saves]
         self._prepare_states(step)
         self._length[step.known.slots], self._last[step.known.slots] = step.known.positions, step.known.tokens
         widths = self._widths(step)
         rows = self._rows(step, widths)
-        if rows.tokens:
-            self.programs.step(rows, drafting=False)
-        sampled = self._sampled(step, widths, len(rows.outputs))
+        ends = np.array([piece.start + len(piece.tokens) - 1 for piece in step.pieces if piece.yields], np.int64)
+        slots = self._owners(step)
+        self._newest[slots] = step.number
+        return StartedStep(step, widths, slots, np.concatenate([self._length[step.slots], ends]), len(rows.outputs), saved, since), rows
+
+    def _read(self, started: StartedStep) -> StepResult:
+        """Results of a step that is through, and what comes behind its rows."""
+        step, widths = started.step, started.widths
+        sampled = self._sampled(started)
         drafts, confidences = self._drafted(step, sampled) if self.drafting else (None, None)
-        saved += [self._window(save.slot) for save in step.saves]
-        ms = (perf_counter() - started) * 1e3
+        saved = started.saved + [self._window(save.slot) for save in step.saves]
+        now, since = perf_counter(), max(started.since, self._read_at)
+        self._read_at = now
         taken = flat(sampled.first, sampled.counts)
         logprobs = sampled.logprobs[taken]
         return StepResult(sampled.counts, sampled.tokens[taken], logprobs, np.maximum(widths, 1), drafts, confidences, saved,
-                          self._failed(step, sampled.counts, logprobs), ms=ms)  # fmt: skip
+                          _failed(started, sampled.counts, logprobs), ms=(now - since) * 1e3)  # fmt: skip
 
     # -- states
 
@@ -172,8 +259,9 @@ class ProgramRunner:
 
     # -- results
 
-    def _sampled(self, step: Step, widths: Int64, outputs: int) -> Sampled:
-        """Reads the outputs, accepts drafts, and remembers the newest token of every slot."""
+    def _sampled(self, started: StartedStep) -> Sampled:
+        """Reads the outputs, accepts drafts, and remembers the newest token of every slot of which no later step has one."""
+        step, widths, outputs = started.step, started.widths, started.rows_out
         tokens = np.append(self._results["sampled"][:outputs], 0).astype(np.int32)  # the last one stands for rows that were not run
         logprobs = np.append(self._results["logprobs"][:outputs], 0).astype(np.float32)
         runs, counts, newest = widths > 0, np.ones(step.outputs, np.int64), np.full(step.outputs, outputs, np.int64)
@@ -182,23 +270,10 @@ class ProgramRunner:
         counts[ran], newest[ran] = found.counts, found.newest
         decoded = int(widths.sum())
         newest[len(widths) :] = np.arange(decoded, outputs)
-        slots = self._owners(step)
-        lengths = np.array([piece.start + len(piece.tokens) - 1 for piece in step.pieces if piece.yields], np.int64)
-        before = np.concatenate([self._length[step.slots], lengths])
-        has_rows = newest < outputs
-        self._last[slots[has_rows]] = tokens[newest[has_rows]]
-        self._length[slots[has_rows]] = (before + counts)[has_rows]
+        known = (newest < outputs) & (self._newest[started.slots] == step.number)
+        self._last[started.slots[known]] = tokens[newest[known]]
+        self._length[started.slots[known]] = (started.before + counts)[known]
         return Sampled(tokens, logprobs, counts, newest - counts + 1, newest)
-
-    def _failed(self, step: Step, counts: Int64, logprobs: NDArray[np.float32]) -> dict[int, str]:
-        """Slots with an output [counts of each] whose logits cannot be ranked, and why: a NaN or an infinity among them leaves no log-probability."""
-        bad = ~np.isfinite(logprobs)
-        if not bad.any():
-            return {}
-        output = np.repeat(np.arange(len(counts)), counts)
-        drawn = self._length[slots := self._owners(step)][output] - counts[output] + flat(np.zeros(len(counts), np.int64), counts) + 1
-        found = zip(slots[output][bad].tolist(), drawn[bad].tolist(), strict=True)
-        return {slot: str(LogitsNotFinite(f"behind {n} tokens", "no log-probability", "a number")) for slot, n in reversed(list(found))}
 
     def _owners(self, step: Step) -> Int64:
         """The slot of each output of the step."""
@@ -220,3 +295,19 @@ class ProgramRunner:
             confidences[chosen] = 1 / (1 + np.exp(-self._results["confidences"][: len(chosen)].astype(np.float64)))
         self._drafts[slots], self._confidences[slots] = drafts, confidences
         return drafts, confidences
+
+
+def _needs_states(step: Step) -> bool:
+    """Whether the host reads or writes states in front of the step's rows."""
+    return bool(step.early_saves or step.block_copies or step.slot_copies or step.loads or step.restores)
+
+
+def _failed(started: StartedStep, counts: Int64, logprobs: NDArray[np.float32]) -> dict[int, str]:
+    """Slots with an output [counts of each] whose logits cannot be ranked, and why: a NaN or an infinity among them leaves no log-probability."""
+    bad = ~np.isfinite(logprobs)
+    if not bad.any():
+        return {}
+    output = np.repeat(np.arange(len(counts)), counts)
+    drawn = started.before[output] + flat(np.zeros(len(counts), np.int64), counts) + 1
+    found = zip(started.slots[output][bad].tolist(), drawn[bad].tolist(), strict=True)
+    return {slot: str(LogitsNotFinite(f"behind {n} tokens", "no log-probability", "a number")) for slot, n in reversed(list(found))}

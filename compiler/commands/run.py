@@ -29,7 +29,10 @@ def command(
     device: Annotated[
         str | None, typer.Option(help=f"{RULES['device'].expected}; default: this machine's GPU where the artifact has it, else its processors")
     ] = None,
-    asynchronous: Annotated[bool | None, typer.Option("--asynchronous", help="plan a step while the device runs the one before")] = None,
+    asynchronous: Annotated[
+        bool | None,
+        typer.Option("--asynchronous/--synchronous", help="plan a step while the device runs the one before, or behind it; default: on a GPU, while"),
+    ] = None,
     spec: Annotated[
         str | None, typer.Option(help=f"drafts that a step verifies, {RULES['spec'].expected}: as many as pay, or at most so many; default: off")
     ] = None,

@@ -88,6 +88,20 @@ class Readable(Protocol):
         """Puts bytes at an address of one of the device's regions, before the next run."""
 
 
+@runtime_checkable
+class Queueing(Protocol):
+    """A device that takes a table while it still runs others: what keeps it busy while the host reads one step and makes the next."""
+
+    def table(self, calls: Sequence[Call], *, copies: bool = True) -> Any:
+        """As Device.table; without `copies` for `start`."""
+
+    def start(self, table: Any) -> Any:
+        """Puts a table behind what was started before, with regions for inputs as the host leaves them: they may change once this returns."""
+
+    def finish(self, started: Any) -> None:
+        """Waits for what `start` returned; then regions for results are on the host as it left them. Once for each."""
+
+
 def open_device(
     artifact: "Artifact", workers: int | None = None, *, tables: Literal["host", "device"] = "host", simulated: bool = False
 ) -> Device:

@@ -1,8 +1,9 @@
 """The CUDA device: cubins, memory and graphs through the driver API of cuda-bindings, and nothing else of CUDA.
 
 A table is one CUDA graph: the input block goes up, the kernels run in order or in branches, the result block comes back; kernels that wait for
-those in front by themselves begin early (early.py). Launch sizes are the artifact's upper bounds, so nothing is read back in between. Chip,
-driver and every kernel are checked when the device is opened.
+those in front by themselves begin early (early.py). Launch sizes are the artifact's upper bounds, so nothing is read back in between. A table
+that is started behind another one has its copies around the graph, from and to host memory of its own. Chip, driver and every kernel are checked
+when the device is opened.
 """
 
 import ctypes
@@ -12,7 +13,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,6 +104,14 @@ class GraphTable:
         return len(self.calls)
 
 
+class Started(NamedTuple):
+    """What a started table has of its own: page-locked host memory for each region of inputs and of results, and what says that it is through."""
+
+    inputs: list[NDArray[np.uint8]]
+    results: list[NDArray[np.uint8]]
+    event: Any
+
+
 @dataclass(frozen=True)
 class Loaded:
     """A kernel on the GPU."""
@@ -129,6 +138,7 @@ class CudaDevice:
         self._undo.append(("cuStreamDestroy", self._stream))
         self._lock = threading.Lock()
         self._copies: dict[str, list[tuple[Region, int]]] = {"inputs": [], "results": []}
+        self._free: list[Started] = []
         self._scratch, self._scratch_bytes = 0, 0
         self._kernels: list[Loaded] = []
         self._numbers: dict[str, int] = {}
@@ -337,6 +347,36 @@ class CudaDevice:
             self._enter()
             self._driver("cuGraphLaunch", table.executable, self._stream)
             self._driver("cuStreamSynchronize", self._stream)
+
+    def start(self, table: GraphTable) -> Started:
+        """Launches a graph without copies behind those that were started before; its inputs are taken before it returns. Raises DeviceFailed."""
+        with self._lock:
+            self._enter()
+            driver, started = self._driver, self._free.pop() if self._free else self._another()
+            for (region, size), taken in zip(self._copies["inputs"], started.inputs, strict=True):
+                np.copyto(taken, _host(region)[:size])
+                driver("cuMemcpyHtoDAsync", region.address, address(taken), size, self._stream)
+            driver("cuGraphLaunch", table.executable, self._stream)
+            for (region, size), left in zip(self._copies["results"], started.results, strict=True):
+                driver("cuMemcpyDtoHAsync", address(left), region.address, size, self._stream)
+            driver("cuEventRecord", started.event, self._stream)
+            return started
+
+    def finish(self, started: Started) -> None:
+        """Waits for a started graph and brings its results. Raises DeviceFailed."""
+        with self._lock:
+            self._enter()
+            self._driver("cuEventSynchronize", started.event)
+            for (region, size), left in zip(self._copies["results"], started.results, strict=True):
+                np.copyto(_host(region)[:size], left)
+            self._free.append(started)
+
+    def _another(self) -> Started:
+        """As many are made as are started and not finished at a time, and one for each whose start was interrupted."""
+        inputs, results = ([self._pinned(size, f"{use} of a started step")[:size] for _, size in self._copies[use]] for use in ("inputs", "results"))
+        event = self._driver("cuEventCreate", 0)
+        self._undo.append(("cuEventDestroy", event))
+        return Started(inputs, results, event)
 
     def seconds(self, table: GraphTable, repeats: int) -> float:
         """Seconds of one launch of a graph, from events around `repeats` of them."""

@@ -13,10 +13,11 @@ import pytest
 from tapeout.compiler.api import compile_path
 from tapeout.compiler.settings import Settings
 from tapeout.models import tiny
-from tapeout.runtime import scheduler
+from tapeout.runtime import engine, scheduler
 from tapeout.runtime.llm import LLM
 from tapeout.runtime.params import SamplingParams
 from tapeout.runtime.reuse import CacheOptions
+from tests.runtime.queueing import QueueingCpu
 
 SHIPPED = Path(tiny.__file__).parent / "trained"
 TEXT = Path(scheduler.__file__).read_text()
@@ -28,6 +29,12 @@ WAYS: dict[str, dict[str, Any]] = {
     "planned drafts, asynchronous, two workers": {"drafts": True, "plan": "ours", "asynchronous": True, "workers": 2, "chunk_tokens": 50},
     "reuse and drafts": {"drafts": True, "asynchronous": True, "cache": CacheOptions()},
     "replay that keeps everything": {"replay": "compact", "keep": 1024, "cache": CacheOptions()},
+}
+UNQUEUED: dict[str, dict[str, Any]] = {"synchronous": {"asynchronous": False}, "reuse, short of memory": {"cache": CacheOptions(), "cache_blocks": 70}}
+"""Beside queued steps, which are the plain way on a device with a queue."""
+QUEUED: dict[str, dict[str, Any]] = {
+    "drafts": {"drafts": True, "plan": "ours"},
+    "replay": {"replay": "compact", "keep": 1024, "cache": CacheOptions(), "chunk_tokens": 50},
 }
 MORE: dict[str, dict[str, Any]] = {
     "asynchronous": {"asynchronous": True},
@@ -86,6 +93,21 @@ def test_ways_agree(artifact: Path) -> None:
     agree(artifact, 1, WAYS, 10)
 
 
+@pytest.fixture
+def queueing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Newest tokens come from the kernels that remember them, as the host does not know them yet."""
+    monkeypatch.setattr(engine, "open_device", lambda artifact, workers, simulated: QueueingCpu(artifact.library, workers))
+
+
+def test_steps_behind_one_another_agree(artifact: Path, queueing: None) -> None:
+    agree(artifact, 3, UNQUEUED, 6)
+
+
 @pytest.mark.full
 def test_many_ways_agree(artifact: Path) -> None:
     agree(artifact, 2, WAYS | MORE, 40)
+
+
+@pytest.mark.full
+def test_many_steps_behind_one_another_agree(artifact: Path, queueing: None) -> None:
+    agree(artifact, 4, UNQUEUED | QUEUED, 30)

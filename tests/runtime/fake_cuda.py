@@ -1,12 +1,15 @@
 """A CUDA driver module for tests: its memory is host memory, its kernels are the toy library's, and it writes down what it is asked.
 
-Device addresses are those of arrays that only copies fill, so a value that was not copied is not there. Work on a stream that is captured
-is kept in the graph and done when the graph is launched, as late steps first as the graph's edges allow. Arguments are read as the driver would.
+Device addresses are those of arrays that only copies fill, so a value that was not copied is not there. Work on the stream is done when somebody
+waits for it, not before; work on a stream that is captured is kept in the graph and done when the graph runs, as late steps first as the graph's
+edges allow. Arguments are read as the driver would.
 `early` names the steps of the last capture that may begin before those in front have ended.
 """
 
 import ctypes
+from collections.abc import Callable
 from enum import Enum, IntEnum
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -90,6 +93,9 @@ class FakeDriver:
         self.limit, self.devices, self.threads, self.maps = 1 << 40, 1, 1024, True
         self.unknown: set[str] = set()
         self.entries = 0
+        self.work: list[Callable[[], Any]] = []
+        self.done = 0
+        self.recorded: dict[int, int] = {}  # work in front of an event
 
     def names(self) -> list[str]:
         return [name for name, _ in self.log]
@@ -170,17 +176,41 @@ class FakeDriver:
         return OK, start
 
     def _cuMemsetD8Async(self, start: int, value: int, size: int, stream: Any) -> Any:
-        ctypes.memset(start, value, size)
+        self.work.append(partial(ctypes.memset, start, value, size))
         return (OK,)
 
-    def _copy(self, to: int, start: int, size: int, stream: Any = None) -> Any:
+    def _copy(self, to: int, start: int, size: int, stream: Any) -> Any:
         if self.capturing is not None:
             self._capture(("copy", (to, start, size)))
         else:
-            ctypes.memmove(to, start, size)
+            self.work.append(partial(ctypes.memmove, to, start, size))
         return (OK,)
 
-    _cuMemcpyHtoDAsync = _cuMemcpyDtoHAsync = _cuMemcpyDtoH = _copy
+    _cuMemcpyHtoDAsync = _cuMemcpyDtoHAsync = _copy
+
+    def _cuMemcpyDtoH(self, to: int, start: int, size: int) -> Any:
+        """On a stream that does not wait for the other one."""
+        ctypes.memmove(to, start, size)
+        return (OK,)
+
+    # -- the stream
+
+    def _through(self, count: int) -> None:
+        while self.done < count:
+            self.done += 1
+            self.work[self.done - 1]()
+
+    def _cuStreamSynchronize(self, stream: Any) -> Any:
+        self._through(len(self.work))
+        return (OK,)
+
+    def _cuEventRecord(self, event: int, stream: Any) -> Any:
+        self.recorded[event] = len(self.work)
+        return (OK,)
+
+    def _cuEventSynchronize(self, event: int) -> Any:
+        self._through(self.recorded.get(event, 0))
+        return (OK,)
 
     # -- graphs
 
@@ -231,11 +261,7 @@ class FakeDriver:
         return self._cuLaunchKernel(function, *grid, *block, config.sharedMemBytes, config.hStream, arguments, extra)
 
     def _cuGraphLaunch(self, graph: tuple[Step, ...], stream: Any) -> Any:
-        for kind, what in graph:
-            if kind == "copy":
-                ctypes.memmove(*what)
-            else:
-                self._execute(*what)
+        self.work += [partial(ctypes.memmove, *what) if kind == "copy" else partial(self._execute, *what) for kind, what in graph]
         return (OK,)
 
     def _execute(self, function: str, grid: tuple[int, ...], threads: int, shared: int, values: tuple[int, ...]) -> None:

@@ -28,6 +28,7 @@ from tapeout.runtime.engine import Engine, EngineOptions
 from tapeout.runtime.errors import (
     BinaryRefused,
     ChipMismatch,
+    DeviceClosed,
     DriverMissing,
     DriverOld,
     FieldsRefused,
@@ -252,6 +253,47 @@ def test_calls_follow_what_they_wait_for_and_nothing_else(tmp_path: Path, driver
     assert driver.follows == [[], [0], [1], [2], [2], [4, 2], [4, 3]], "those with scratch memory run one after the other"
     device.table([replace(call, after=None) for call in calls])
     assert driver.follows == [[], [0], [1], [2], [3], [4], [5], [6], [7]]
+
+
+def shifting(device: CudaDevice) -> tuple[Any, Any, Any]:
+    """Inputs, results, and a table that writes inputs + 1, in turn, as results."""
+    inputs, results = device.memory(8, "numbers", "inputs"), device.memory(4, "sums", "results")
+    count = device.memory(4, "count", "device")
+    device.write(count.address, np.int32(1).tobytes())
+    table = device.table([Call(device.kernel("toy_shift"), (inputs.address, results.address, count.address), (1, 1, 1))], copies=False)
+    assert inputs.host is not None and results.host is not None
+    return inputs.host.view(np.int32), results.host.view(np.int32), table
+
+
+def test_inputs_are_those_of_the_start_and_results_those_of_the_table(folder: Path, driver: FakeDriver) -> None:
+    device = opened(folder, driver)
+    inputs, results, table = shifting(device)
+    started = []
+    for number in (10, 20):
+        inputs[0] = number
+        started.append(device.start(table))
+    inputs[0], results[0] = 99, -1
+    assert driver.done < len(driver.work), "nobody has waited yet"
+    device.finish(started[0])
+    assert results[0] == 11
+    inputs[0] = 30
+    started.append(device.start(table))
+    inputs[0] = 99
+    for one, found in zip(started[1:], (21, 31), strict=True):
+        device.finish(one)
+        assert results[0] == found
+    device.close()
+    assert not driver.memory and driver.names().count("cuEventCreate") == driver.names().count("cuEventDestroy") == 2
+
+
+def test_a_closed_device_starts_nothing(folder: Path, driver: FakeDriver) -> None:
+    device = opened(folder, driver)
+    _, _, table = shifting(device)
+    started = device.start(table)
+    device.close()
+    for call in (lambda: device.start(table), lambda: device.finish(started)):
+        with pytest.raises(DeviceClosed):
+            call()
 
 
 def test_memory_is_zero_whatever_it_was(folder: Path, driver: FakeDriver) -> None:

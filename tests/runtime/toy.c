@@ -42,12 +42,12 @@ void toy_shift(void **p, int64_t worker, int64_t workers) {
   for (int64_t i = worker; i < *count; i += workers) out[i] = a[(i + 1) % *count] + 1;
 }
 
-/* tokens, positions, slots, block_table -> patched, entry_rows; rows */
+/* tokens, positions, slots, block_table, last -> patched, entry_rows; rows */
 void toy_step(void **p, int64_t worker, int64_t workers) {
-  const int32_t *tokens = p[0], *positions = p[1], *slots = p[2], *table = p[3], *rows = p[6];
-  int32_t *patched = p[4], *entries = p[5];
+  const int32_t *tokens = p[0], *positions = p[1], *slots = p[2], *table = p[3], *last = p[4], *rows = p[7];
+  int32_t *patched = p[5], *entries = p[6];
   for (int64_t r = worker; r < *rows; r += workers) {
-    patched[r] = tokens[r];
+    patched[r] = tokens[r] < 0 ? last[slots[r]] : tokens[r];
     entries[r] = table[slots[r] * MAX_BLOCKS + positions[r] / BLOCK_TOKENS] * BLOCK_TOKENS + positions[r] % BLOCK_TOKENS;
   }
 }

@@ -93,8 +93,8 @@ def step() -> Program:
     rows = [table(name, "rows") for name in ("tokens", "positions", "slots", "starts", "ends", "floors")]
     block_table = Value(name="block_table", dtype="i32", shape=(MAX_SEQUENCES, MAX_BLOCKS))
     results = [table("patched", "rows"), table("entry_rows", "rows")]
-    names = io("tokens", "positions", "slots", "block_table", "patched", "entry_rows")
-    launches = [launch("toy_step", *names, ROWS)]
+    given = io("tokens", "positions", "slots", "block_table")
+    launches = [launch("toy_step", *given, LAST, *io("patched", "entry_rows"), ROWS)]
     return Program(arena_bytes=0, inputs=(*rows, block_table), results=tuple(results), launches=tuple(launches))
 
 
