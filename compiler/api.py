@@ -11,7 +11,7 @@ from pathlib import Path
 from tapeout.compiler.cache import Cache, default_root, key_of
 from tapeout.compiler.driver import Watch, compile_model
 from tapeout.compiler.errors import SettingsError
-from tapeout.compiler.settings import OPTIONS, Settings
+from tapeout.compiler.settings import OPTIONS, Settings, parse_dump
 from tapeout.models.deepseek_v41.config import load_config
 from tapeout.runtime.artifact import MANIFEST
 from tapeout.runtime.artifact_set import members
@@ -109,5 +109,5 @@ def _nearest(name: str) -> str:
 
 def _typed(name: str, value: object) -> object:
     if name == "dump" and isinstance(value, str):
-        return Path(value)
+        return parse_dump(value)
     return tuple(value) if name in ("buckets", "print_ir_after", "tuned") and isinstance(value, list) else value

@@ -72,6 +72,7 @@ def compile_model(config: ModelConfig, settings: Settings, output: Path, store: 
     _require_known("--stop-after", [] if settings.stop_after is None else [settings.stop_after], {*PASSES, *KERNEL_STAGES})
     if settings.stop_after == LOOPS and settings.targets != (CPU,):
         raise PipelineError(f"--stop-after: {LOOPS} is a stage of --target {CPU}, found --target {settings.target}; expected {KERNELS} or a pass")
+    _require_reached(settings, config.text.dspark_block_size)
     if settings.stop_after is None:
         _check_dump(settings.dump, check_output(output))
         for target in settings.targets:
@@ -113,6 +114,15 @@ def _require_known(option: str, names: Iterable[str], known: set[str]) -> None:
     wrong = [name for name in names if name not in known]
     if wrong:
         raise PipelineError(f"{option}: unknown pass {', '.join(wrong)}; expected one of {', '.join(sorted(known))}")
+
+
+def _require_reached(settings: Settings, drafts_each: int) -> None:
+    """Raises PipelineError where a pass whose IR is asked for comes behind the last one that runs."""
+    names = ["graph", *(one.name for one in graph_pipeline(settings, drafts_each)), *KERNEL_STAGES]
+    reached = names[: len(names) - names[::-1].index(settings.stop_after)] if settings.stop_after is not None else names
+    behind = [name for name in settings.print_ir_after if name in names and name not in reached]
+    if behind:
+        raise PipelineError(f"--print-ir-after: {', '.join(behind)} comes behind --stop-after {settings.stop_after}; expected a pass that runs")
 
 
 def plan(config: ModelConfig, settings: Settings, watch: Watch) -> Planned | None:

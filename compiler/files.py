@@ -4,15 +4,19 @@ A regular file is written aside and renamed, so that a reader never sees half of
 (a device, a pipe, standard output by name, a file in a folder that cannot be written) is written through.
 """
 
+import fcntl
+import hashlib
 import os
 import secrets
 import stat
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from tapeout.compiler.errors import FileRefused
 
+_PART = ".part"
 _OPEN_FILES = ("/dev", "/proc")
 """Below these a link may stand for a file that a process holds open: replacing it would leave that process with the old one."""
 
@@ -135,12 +139,35 @@ def _is_written_through(path: Path, facts: os.stat_result | None) -> bool:
 
 
 def _replace(path: Path, content: str, facts: os.stat_result | None) -> None:
-    aside = path.with_name(f".tapeout-{secrets.token_hex(8)}.part")
+    """Beside the file, under a name of this file's own: what a writer left there when it was killed goes with the next one."""
+    begins = f".tapeout-{hashlib.sha256(os.fsencode(path.name)).hexdigest()[:16]}-"
+    for left in path.parent.glob(f"{begins}*{_PART}"):
+        _remove_if_left(left)
+    aside, lock = _aside(path, begins)
     try:
-        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "w", encoding="utf-8") as file:
+        with os.fdopen(os.dup(lock), "w", encoding="utf-8") as file:  # closed before it is renamed: some systems say only then that a disk is full
             file.write(content)
         if facts is not None:
             aside.chmod(stat.S_IMODE(facts.st_mode))
         aside.rename(path)
     finally:
+        os.close(lock)
         aside.unlink(missing_ok=True)
+
+
+def _aside(path: Path, begins: str) -> tuple[Path, int]:
+    """A new file, locked as long as its writer lives. Without locks it stays when that is killed."""
+    while True:
+        aside = path.with_name(f"{begins}{secrets.token_hex(8)}{_PART}")
+        lock = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if aside.exists():
+            return aside, lock
+        os.close(lock)  # another writer came before the lock and removed it
+
+
+def _remove_if_left(aside: Path) -> None:
+    with suppress(OSError), aside.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        aside.unlink()

@@ -154,6 +154,13 @@ _KINDS: dict[str, tuple[str, Fits]] = {
 """What type each setting has, in words and as a test: checked before any rule."""
 
 
+def parse_dump(text: str | None) -> Path | None:
+    """The folder to dump into; raises `SettingsError` for an empty name, which would be the folder that the command runs in."""
+    if text == "":
+        raise SettingsError(["--dump: found '', expected the path of a folder"])
+    return None if text is None else Path(text)
+
+
 def parse_buckets(text: str) -> tuple[int, ...]:
     """`"16,128,512"` as row counts; raises `SettingsError` where a word is no number."""
     words = text.split(",") if text.strip() else []

@@ -20,7 +20,7 @@ def command(
     workspace: of.Workspace = of.WORKSPACE,
     cpu: Annotated[str, typer.Option(help="x86-64-v3 (same bytes on any host) or native")] = "x86-64-v3",
     row_buckets: of.RowBuckets = "",
-    dump: Annotated[Path | None, typer.Option(help="write the IR after every pass, and every kernel, into this folder")] = None,
+    dump: Annotated[str | None, typer.Option(metavar="<path>", help="write the IR after every pass, and every kernel, into this folder")] = None,
     print_ir_after: Annotated[list[str] | None, typer.Option(help="print the IR after this pass, `all`, or where it `changed`")] = None,
     stop_after: Annotated[str | None, typer.Option(help="stop after this pass; nothing is written")] = None,
     check_passes: Annotated[bool, typer.Option("--check-passes", help="run the module on toy data around every pass")] = False,
@@ -33,7 +33,7 @@ def command(
     from tapeout.compiler import report
     from tapeout.compiler.api import compile_path
     from tapeout.compiler.driver import Watch
-    from tapeout.compiler.settings import MEBIBYTE, Settings, parse_buckets
+    from tapeout.compiler.settings import MEBIBYTE, Settings, parse_buckets, parse_dump
     from tapeout.compiler.tuning import read_tuning
 
     settings = Settings(
@@ -47,7 +47,7 @@ def command(
         cpu=cpu,
         buckets=parse_buckets(row_buckets),
         jobs=jobs,
-        dump=dump,
+        dump=parse_dump(dump),
         print_ir_after=tuple(print_ir_after or ()),
         stop_after=stop_after,
         check_passes=check_passes,

@@ -199,6 +199,10 @@ def test_check_passes_runs_within_a_compile(tmp_path: Path) -> None:
         ({"target": "sm90", "stop_after": LOOPS}, "--stop-after: lower-tile-to-loops is a stage of --target cpu, found --target sm90; expected "),
         ({"target": "cpu,sm90", "stop_after": LOOPS}, "--stop-after: lower-tile-to-loops is a stage of --target cpu, found --target cpu,sm90"),
         ({"print_ir_after": (LOOPS,)}, "--print-ir-after: unknown pass lower-tile-to-loops; expected one of "),
+        (
+            {"print_ir_after": ("verify", "bucket-rows", "lower-to-tile"), "stop_after": "verify"},
+            "--print-ir-after: bucket-rows, lower-to-tile comes behind --stop-after verify; expected a pass that runs",
+        ),
     ],
 )
 def test_unknown_names_are_refused_before_anything_runs(tmp_path: Path, settings: dict[str, Any], sentence: str) -> None:

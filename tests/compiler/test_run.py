@@ -71,6 +71,31 @@ def test_standard_output_by_name_is_not_opened_again(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_text() == "before\ncontent\nafter\n"
 
 
+def test_what_a_killed_writer_left_aside_goes_with_the_next_one(tmp_path: Path) -> None:
+    """Of a writer that lives nothing is removed, nor of writers of other files."""
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom tapeout.compiler.files import write_text\n"
+        "def wait(self, target):\n    print('written', flush=True)\n    sys.stdin.read()\n"
+        "Path.rename = wait\nwrite_text(Path(sys.argv[1]), 'cut off', '--out')"
+    )
+    writers = []
+    for name in ("out", "out", "other"):
+        started = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / name)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert started.stdout is not None and started.stdout.readline() == b"written\n"
+        writers.append(started)
+    killed, living, other = writers
+    for one in (killed, other):
+        one.kill()
+        one.communicate()
+    assert len([*tmp_path.iterdir()]) == 3
+    files.write_text(tmp_path / "out", "whole", "--out")
+    assert (tmp_path / "out").read_text() == "whole" and len([*tmp_path.iterdir()]) == 3
+    living.communicate(b"")
+    assert {path.name for path in tmp_path.iterdir()} >= {"out"} and len([*tmp_path.iterdir()]) == 2
+    files.write_text(tmp_path / "other", "whole", "--out")
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "other"}
+
+
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "out"
     path.write_text("old")

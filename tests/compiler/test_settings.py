@@ -160,6 +160,7 @@ def test_python_names_fields_and_takes_lists(tmp_path: Path) -> None:
     wrong: list[tuple[dict[str, object], str]] = [
         ({"max_rowz": 3}, "max_rowz: there is no such setting, expected max_rows"),
         ({"max_rows": "3"}, "max_rows: found '3', expected a whole number"),
+        ({"dump": ""}, "dump: found '', expected the path of a folder"),
         ({"buckets": [16, 256]}, "buckets: the last one is 256, expected max_rows (512)"),
         ({"workspace_bytes": 1}, "workspace_bytes: found 9.53674316406e-07 MiB, expected 1 to 1048576 MiB"),
         ({"stop_after": "verify"}, "stop_after: ends a compile before anything is written; use tapeout.compiler.api.compile_path"),
