@@ -162,7 +162,7 @@ def _require_none(problems: list[str], kernel: str, chip: str) -> None:
 
 def _key(text: str, schedule: tuple[tuple[str, int], ...], chip: str, given: Any) -> str:
     found = versions(chip)
-    return key_of("cubin", text, repr(schedule), chip, given.text if given else "", found.triton, found.assembler, found.emitter)
+    return key_of("cubin", text, repr(schedule), chip, repr(given), found.triton, found.assembler, found.emitter)
 
 
 @cache

@@ -17,6 +17,7 @@ from tapeout.codegen.kernel import Request
 from tapeout.codegen.lower_to_tile import TileKernel, lower
 from tapeout.codegen.nvidia import facts as chip_facts
 from tapeout.codegen.nvidia import toolchain
+from tapeout.codegen.nvidia.emit import Source
 from tapeout.codegen.select_kernels import Choice
 from tapeout.compiler import cached_kernels, target_nvidia
 from tapeout.compiler.api import Compiled, compile_path
@@ -224,12 +225,13 @@ def test_what_a_chip_cannot_give_is_refused_before_anything_is_compiled(
 def test_a_kernel_is_keyed_by_everything_that_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target_nvidia, "versions", lambda chip: VERSIONS)
     row = (("block_m", 16), ("warps", 4))
-    given = SimpleNamespace(text="source")
+    given = Source("name", "source", (), 1, 0, "gluon", 4)
     keys = {target_nvidia._key("text", row, "sm90", None), target_nvidia._key("text ", row, "sm90", None),
             target_nvidia._key("text", row[:1], "sm90", None), target_nvidia._key("text", row, "sm100", None),
-            target_nvidia._key("text", row, "sm90", given)}  # fmt: skip
+            target_nvidia._key("text", row, "sm90", given), target_nvidia._key("text", row, "sm90", replace(given, first_warps=8)),
+            target_nvidia._key("text", row, "sm90", replace(given, text="another"))}  # fmt: skip
     for field in ("triton", "assembler", "emitter"):
         changed = target_nvidia.Versions(**{**VERSIONS.__dict__, field: "other"})
         monkeypatch.setattr(target_nvidia, "versions", lambda chip, changed=changed: changed)
         keys.add(target_nvidia._key("text", row, "sm90", None))
-    assert len(keys) == 8
+    assert len(keys) == 10

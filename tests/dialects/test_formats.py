@@ -106,6 +106,17 @@ def test_ties_go_to_the_even_code() -> None:
     assert quantize(x, Q4_INDEX).codes.astype(float)[0, :8].tolist() == [4, 0, 1, 1, 2, 2, 4, 4]
 
 
+@pytest.mark.parametrize("number", [BF16, Number("f8E4M3FN"), Number("f4E2M1FN")], ids=str)
+def test_numbers_are_rounded_once(number: Number) -> None:
+    """Which way a number goes that is a hair beside a tie, float32 does not know any more."""
+    step = {"bf16": 2.0**-7, "f8E4M3FN": 2.0**-3, "f4E2M1FN": 0.5}[number.element]
+    for low, even in ((1.0, 1.0), (1.0 + step, 1.0 + 2 * step)):
+        tie = low + step / 2
+        found = decode(encode(np.array([tie - 2.0**-40, tie, tie + 2.0**-40]), number))
+        assert found.tolist() == [low, even, low + step]
+        assert decode(encode(-np.array([tie - 2.0**-40, tie, tie + 2.0**-40]), number)).tolist() == [-low, -even, -low - step]
+
+
 @pytest.mark.parametrize("number", [Q8, Q4_INDEX, Q4_MAIN], ids=str)
 def test_every_group_has_its_own_scale_and_misplacing_one_shows(number: Number) -> None:
     columns = number.scaling.columns

@@ -86,7 +86,8 @@ def test_linear_may_round_to_blocks() -> None:
 def test_linear_costs() -> None:
     case = Case(nn.linear, [Tensor((None, 64), Q8), Tensor((32, 64), FP4_WEIGHT)], groups=1, wide=False)
     assert case.cost(5) == Cost(5 * (64 + 2) + 32 * 32 + 32 * 2, 5 * 32 * 2, {"fp4": 2 * 5 * 32 * 64})
-    kinds = {(Q8, FP8_WEIGHT): "fp8", (BF16, BF16): "bf16", (BF16, FP8_WEIGHT): "bf16", (REAL, REAL): "f32", (FP32, BF16): "f32"}
+    kinds = {(Q8, FP8_WEIGHT): "fp8", (BF16, BF16): "bf16", (BF16, FP8_WEIGHT): "bf16", (REAL, REAL): "f32", (FP32, BF16): "f32",
+             (BF16, FP32): "f32"}
     for (x, w), kind in kinds.items():
         grouped = Case(nn.linear, [Tensor((None, 64), x), Tensor((32, 32), w)], groups=2, wide=False)
         assert grouped.cost(3).operations == {kind: 2 * 3 * 32 * 32}
@@ -289,6 +290,8 @@ REFUSED: list[tuple[Callable[..., Any], list[Any], dict[str, Any], str]] = [
     (nn.rope, [X, ROWS, TABLE], ROPE | {"width": 0}, "nn.rope: attribute width is 0, expected at least 1"),
     (nn.rope, [X, ROWS, TABLE], ROPE | {"inverse": 2}, "nn.rope: attribute inverse is 2, expected true or false"),
     (nn.quantize, [X], {}, "nn.quantize: the result is not chosen; ask for a block-scaled number with out="),
+    (nn.quantize, [Tensor((None, None, 32), BF16)], {"out": Q8},
+     "nn.quantize: x is [?, ?, 32] bf16, expected a ragged first axis and static others"),
     (nn.quantize, [X], {"out": BF16}, "nn.quantize: the result is bf16; ask for a block-scaled number with out="),
     (nn.quantize, [Tensor((None, 48), BF16)], {"out": Q8},
      "nn.quantize: the result is [?, 48] f8E4M3FN*e8m0[1x32]: its last axis is not a multiple of the 32 columns of one scale"),

@@ -99,7 +99,7 @@ def test_rows_whose_sums_have_two_orders_are_refused() -> None:
         assert schedule_of(op) == half
 
 
-@pytest.mark.parametrize(("target", "classes"), [("cpu", 1), ("sm90", 3)])
+@pytest.mark.parametrize(("target", "classes"), [("cpu", 1), ("sm90", 3), ("ascend950", 1)])
 def test_rows_that_were_chosen_choose_the_same_again(target: str, classes: int) -> None:
     """All of them in a tuning file; some requests are those of drafts too, which are 5 for each of 8 sequences."""
     with graph("select-kernels") as module:
