@@ -4,8 +4,8 @@
 (values may be rounded differently; only assign-formats may promise so little).
 """
 
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from tapeout.dialects._mlir import func, ir
 
@@ -25,11 +25,6 @@ class Pass:
 
     def run(self, module: ir.Module) -> None:
         raise NotImplementedError(f"pass {self.name} does not define run")
-
-    @classmethod
-    def options(cls) -> dict[str, Any]:
-        """Option names and defaults."""
-        return {f.name: f.default for f in fields(cls)}
 
 
 def functions(module: ir.Module) -> list[func.FuncOp]:

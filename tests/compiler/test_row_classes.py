@@ -52,6 +52,7 @@ def test_parts_stand_in_front_of_their_op_on_its_buffers(planned: Planned) -> No
                 continue
             seen += 1
             assert not launch.cost and following.buffers == launch.buffers
+            assert following.after == (1,)  # it takes what this one makes, whatever else they share
             assert planned.kernels[following.kernel].choice.request == choice.request
     assert seen > 10
 

@@ -65,8 +65,10 @@ def test_a_damaged_text_is_made_again(tmp_path: Path) -> None:
 def test_the_key_holds_the_choice_and_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = {text_key(choice()), text_key(choice(width=7)), text_key(choice(warps=4)), text_key(choice(warps=8))}
     assert len(keys) == 4 and text_key(choice()) in keys
-    monkeypatch.setattr(tile_texts, "_sources", lambda: "edited")
-    assert text_key(choice()) not in keys
+    for home, name in ((tile_texts, "_sources"), (tile_texts.platform, "python_version"), (tile_texts.importlib.metadata, "version")):
+        with monkeypatch.context() as changed:
+            changed.setattr(home, name, lambda *_: "another")
+            assert text_key(choice()) not in keys
 
 
 def package(folder: Path, files: dict[str, str]) -> ModuleType:

@@ -18,7 +18,3 @@ def test_buckets_are_on_every_function() -> None:
         BucketRows((1, 17)).run(module)
         assert buckets_of(module) == [1, 17]
         assert all("tapeout.buckets" in f.operation.attributes for f in functions(module))
-
-
-def test_options() -> None:
-    assert BucketRows.options() == {"buckets": (16, 128, 512)}

@@ -5,6 +5,9 @@ from collections import Counter
 import pytest
 
 from tapeout.dialects._mlir import ir
+from tapeout.dialects.text import parse
+from tapeout.passes.define import functions, operations
+from tapeout.passes.fuse import Chain, fuse_chains
 from tests.passes.modules import REAL, TINY, every_op, graph, state_histories
 
 CONFIGS = pytest.mark.parametrize("config", [TINY, REAL], ids=["tiny", "real"])
@@ -61,3 +64,15 @@ def test_a_group_belongs_to_its_layer(config: object) -> None:
                 }
                 assert len(layers) <= 1
                 assert ("tapeout.layer" in op.attributes) == bool(layers)
+
+
+def test_an_op_belongs_to_one_group_only() -> None:
+    """Of three in a row the first two are a pair; the last one is none with the second."""
+    take = "nn.take(%{}, %p) : (tensor<?xi32>, tensor<?xi32>) -> tensor<?xi32>"
+    steps = [f"%{i + 1} = {take.format(i if i else 'p')}" for i in range(3)]
+    source = "\n".join(['func.func @f(%p: tensor<?xi32> {tapeout.extent = "rows"}) -> tensor<?xi32> {', *steps, "return %3 : tensor<?xi32>", "}"])
+    with ir.Context(), ir.Location.unknown():
+        module = parse(source)
+        fuse_chains(module, [Chain("pair", ("nn.take", "nn.take"))])
+        module.operation.verify()
+        assert [op.name for op in operations(functions(module)[0])] == ["nn.fused", "nn.take", "func.return"]
