@@ -1,9 +1,17 @@
-"""What select-kernels and bucket-rows wrote, edited by hand and read again: refused with the op and what was expected, never a traceback."""
+"""What passes and people wrote, edited by hand and read again: refused with the op and what was expected, never a traceback."""
 
 import pytest
 
+from tapeout.codegen.lower_to_tile import tile_kernels
+from tapeout.codegen.plan_memory import PlanMemory
+from tapeout.codegen.select_kernels import SelectKernels
 from tapeout.compiler.errors import ModuleRefused
 from tapeout.compiler.opt import run_passes
+from tapeout.compiler.programs import step_programs
+from tapeout.dialects._mlir import ir
+from tapeout.dialects.text import parse
+from tapeout.passes.bucket_rows import BucketRows
+from tapeout.passes.define import PassError
 
 NORM = """func.func @f(%x: tensor<?x64xbf16> {tapeout.extent = "rows"}, %w: tensor<64xbf16>) -> tensor<?x64xbf16> {
   %0 = nn.rms_norm(%x, %w) {epsilon = 0.5 : f64} : (tensor<?x64xbf16>, tensor<64xbf16>) -> tensor<?x64xbf16>
@@ -38,3 +46,17 @@ def test_what_a_pass_wrote_is_checked_when_it_is_read(old: str, new: str, senten
 
 def test_a_row_by_hand_is_planned_with() -> None:
     assert "tapeout.frame" in run_passes(PLANNED.replace("block_rows = 8", "block_rows = 3"), "plan-memory")[0]
+
+
+@pytest.mark.parametrize("returned", ["%0, %0", "%0, %x"], ids=["twice", "argument"])
+def test_a_result_is_made_by_an_op_of_its_own(returned: str) -> None:
+    """Every result of a program is a buffer of its own, which the op that makes it writes."""
+    kind = "tensor<?x64xbf16>"
+    text = NORM.replace(f"-> {kind} {{", f'-> ({kind} {{tapeout.name = "a"}}, {kind} {{tapeout.name = "b"}}) {{', 1)
+    text = text.replace(f"return %0 : {kind}", f"return {returned} : {kind}, {kind}")
+    with ir.Context(), ir.Location.unknown():
+        module = parse(text)
+        for one in (BucketRows((7,)), SelectKernels(), PlanMemory()):
+            one.run(module)
+        with pytest.raises(PassError, match=r"^func.return at .* hands out a value twice or an argument; expected each result made by one op$"):
+            step_programs(module, dict.fromkeys(tile_kernels(module), 0))

@@ -13,6 +13,9 @@ from tapeout.passes.assign_formats import FORMATS, SCORED, AssignFormats
 from tapeout.passes.define import functions, text
 from tests.passes.modules import OPTIONS, REAL, TINY, every_op, graph
 
+MOVING = ("nn.take", "nn.concat", "nn.columns", "nn.stack")
+"""Their results have the number of what they move."""
+
 
 @pytest.mark.parametrize("config", [TINY, REAL], ids=["tiny", "real"])
 def test_no_real_number_is_left(config: object) -> None:
@@ -47,6 +50,18 @@ def test_states_are_written_in_their_number_and_scores_in_bf16() -> None:
                 assert ir.StringAttr(op.attributes["score"]).value == "bf16" and _number(op.operands[0]) == FORMATS["q4index"]
         views = [from_ir(a.type) for f in functions(module) for a in f.entry_block.arguments]
         assert {v.entry.number for v in views if isinstance(v, Ring)} == {FORMATS["q8"], FORMATS["f32"], INT32}
+
+
+def test_what_the_model_keeps_in_fp32_is_fp32() -> None:
+    """docs/model.md 9.6, rule 5: numbers of few columns that decide, and logits; every other float is BF16 or quantized."""
+    wide = {"mhc.start": [1], "mhc.mixer": [0, 1, 2], "moe.gate": [1], "dspark.correct": [0], "dspark.confidence": [0], "sample.draw": [1]}
+    with graph("fuse-query-path") as module:
+        made = [(op, n, _number(r)) for op in every_op(module) for n, r in enumerate(op.results) if op.name not in MOVING]
+        found = {(op.name, n) for op, n, number in made if number == FORMATS["f32"] and op.name != "nn.linear"}
+        assert found == {(name, n) for name, results in wide.items() for n in results}
+        kinds = {number for op, n, number in made if n not in wide.get(op.name, []) and op.name not in ("nn.quantize", "nn.linear")}
+        assert kinds == {FORMATS["bf16"], INT32}
+        assert all((number == FORMATS["f32"]) == ir.BoolAttr(op.attributes["wide"]).value for op, _, number in made if op.name == "nn.linear")
 
 
 def test_a_second_run_changes_nothing() -> None:
