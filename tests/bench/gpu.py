@@ -21,12 +21,15 @@ import numpy as np
 from tapeout.runtime.artifact import Artifact
 from tapeout.runtime.artifact_set import open_artifact
 from tapeout.runtime.device import Call, open_device
+from tapeout.runtime.engine import Engine, EngineOptions
+from tapeout.runtime.llm import LLM
+from tapeout.runtime.params import SamplingParams
 from tapeout.runtime.program import Draw, LoadedPrograms, StepRows
 from tests.bench.gpu_attention import attention, show_attention
 from tests.bench.gpu_floors import ATTENDED, FEW, attention_floors, show_floors
 from tests.bench.gpu_kernels import filled, kernels, parts_of, show_step
 from tests.bench.gpu_timing import MeasuredDevice, ceilings, empty_kernel_us, timed
-from tests.bench.greedy import Answer, answers, compared, last_logits, load_programs, prompts_of
+from tests.bench.greedy import Answer, answers, bound_weights, compared, last_logits, load_programs, prompts_of
 from tests.bench.meanings.scene import Memory
 
 PROMPTS, TOKENS, LONGEST = 64, 32, 48
@@ -148,9 +151,9 @@ def _among(programs: LoadedPrograms, count: int, position: int) -> StepRows:
 # -- the suite
 
 
-def decoded(programs: LoadedPrograms, device: MeasuredDevice, count: int) -> dict[str, Any]:
-    """`count` tokens for every slot at once, and the time of it, the prompts' steps and the host's work included; and whether they are the same where
-    every launch waits for the one in front to end."""
+def decoded(programs: LoadedPrograms, device: MeasuredDevice, weights: Path, count: int) -> dict[str, Any]:
+    """`count` tokens for every slot at once, and the time of it: by the programs alone, where each prompt is a step, and through the engine. And
+    whether they are the same where every launch waits for the one in front to end, and through the engine, plainly and with queued steps."""
     prompts = prompts_of(programs.artifact.manifest.options.max_sequences, 20)
     answers(programs, prompts, 2, leads=False)
     started = time.perf_counter()
@@ -162,8 +165,28 @@ def decoded(programs: LoadedPrograms, device: MeasuredDevice, count: int) -> dic
     with device.one_after_the_other(programs):
         same = [answer.tokens for answer in answers(programs, prompts, count, leads=False)] == [answer.tokens for answer in found]
     tokens = sum(len(answer.tokens) for answer in found)
+    plain, waiting = through_the_engine(programs.artifact, weights, count, asynchronous=False)
+    queued, engine = through_the_engine(programs.artifact, weights, count, asynchronous=True)
+    agree = plain == queued == [answer.tokens for answer in found]
     return {"sequences": len(found), "tokens": tokens, "seconds": seconds, "tokens_a_second": tokens / seconds, "different": different,
-            "logits_finite": sound, "same_one_after_the_other": same}  # fmt: skip
+            "logits_finite": sound, "same_one_after_the_other": same, "same_through_the_engine": agree,
+            "engine_tokens_a_second": tokens / engine, "engine_synchronous": tokens / waiting}  # fmt: skip
+
+
+def through_the_engine(artifact: Artifact, weights: Path, count: int, *, asynchronous: bool) -> tuple[list[list[int]], float]:
+    """The same tokens by requests to an engine of its own: prompts share steps, and what the host does between two steps is in the time. Greedy
+    tokens of every prompt, and the seconds that all took, which is what a user waits."""
+    options = artifact.manifest.options
+    engine = Engine(artifact, bound_weights(artifact, weights), EngineOptions(asynchronous=asynchronous))
+    llm, prompts = LLM.over(engine, None), prompts_of(options.max_sequences, 20)
+    try:
+        llm.generate(prompts, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
+        started = time.perf_counter()
+        found = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=count, ignore_eos=True))
+        seconds = time.perf_counter() - started
+    finally:
+        llm.close()
+    return [list(result.outputs[0].token_ids) for result in found], seconds
 
 
 def suite(
@@ -185,7 +208,7 @@ def suite(
     print(f"a row's bits are the same in buckets {bits['buckets']}, but for {bits['different']}; a step's in {REPLAYS} runs and launch by launch, "
           f"but for {bits['unsteady']}", flush=True)  # fmt: skip
     if decode:
-        found["decoded"] = decoded(programs, device, decode)
+        found["decoded"] = decoded(programs, device, weights, decode)
         print(found["decoded"], flush=True)
     found["ceilings"] = ceilings(device)
     found["empty_us"], found["empty_kernel_us"] = empty_us(programs, device), empty_kernel_us(device)

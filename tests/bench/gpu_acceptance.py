@@ -116,7 +116,8 @@ def alone(folder: Path, slices: Path, decode: int) -> list[Check]:
         Check("slice is made", python("tapeout.models.deepseek_v41.slice", "--layers", LAYERS, "--experts", EXPERTS, "-o", slices), 120),
         Check("slice decodes and is measured", python("tests.bench.gpu", "run", folder / "slice-artifact", slices, "--decode", decode, "--rows",
                                                       rows, "--most", 200, "-o", folder / "results/slice.json"), 150,
-              (f"'tokens': {SLICE['max_sequences'] * decode}", "'logits_finite': True", "'same_one_after_the_other': True", bits),
+              (f"'tokens': {SLICE['max_sequences'] * decode}", "'logits_finite': True", "'same_one_after_the_other': True",
+               "'same_through_the_engine': True", bits),
               ("tokens_a_second", "a row's bits", "bf16 matmul", "floors:", "of its floor:")),
     ]  # fmt: skip
 
