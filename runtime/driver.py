@@ -9,6 +9,7 @@ import queue
 import threading
 import weakref
 from collections import deque
+from contextlib import suppress
 from typing import Any, Protocol
 
 from tapeout.runtime.errors import OptionRefused, StepFault, StepLost
@@ -93,31 +94,35 @@ class Direct:
 
 
 Work = queue.SimpleQueue["tuple[int, Any] | None"]
+News = queue.SimpleQueue[None]
 
 
 class Background:
     """Runs steps in a thread of its own, in order. If the thread ends, for whatever reason, steps in flight are lost and it starts anew.
 
     The thread writes results where the caller looks for them, and `_news` only wakes the caller: an interrupt at any point loses no result.
-    It knows nothing of this object, so that one which is dropped without `close` ends it too.
+    So nothing here asks `threading` for an event or whether the thread lives: an interrupt half way through leaves a lock taken, or a thread that
+    runs said to be dead. The thread knows nothing of this object, so that one which is dropped without `close` ends it too.
     """
 
     def __init__(self, runner: StepRunner) -> None:
         self._runner = runner
         self._work: Work = queue.SimpleQueue()
         self._results: Results = {}
-        self._news = threading.Event()
+        self._news: News = queue.SimpleQueue()
         self._thread = self._started()
         self._stop = weakref.finalize(self, self._work.put, None)
 
     def _started(self) -> threading.Thread:
-        thread = threading.Thread(target=_serve, args=(self._runner, self._work, self._results, self._news), name="tapeout-device", daemon=True)
+        self._ended: list[bool] = []  # of this thread; something once it has
+        given = (self._runner, self._work, self._results, self._news, self._ended)
+        thread = threading.Thread(target=_serve, args=given, name="tapeout-device", daemon=True)
         thread.start()
         return thread
 
     def launch(self, step: Step) -> None:
         prepared = self._runner.prepare(step)
-        if not self._thread.is_alive():
+        if self._ended:
             self._restart()
         self._results[step.number] = None
         self._work.put((step.number, prepared))
@@ -126,9 +131,9 @@ class Background:
         """The result of a launched step, once it is there. Raises StepLost."""
         _forget_before(self._results, number)
         while self._results[number] is None:
-            self._news.wait(timeout=0.1)
-            self._news.clear()
-            if not self._thread.is_alive():
+            with suppress(queue.Empty):
+                self._news.get(timeout=0.1)
+            if self._ended:
                 self._restart()
         return _result(self._results, number)
 
@@ -146,21 +151,26 @@ class Background:
 
     def close(self) -> None:
         """Ends the thread once it has run what was launched. May be called twice."""
-        if self._thread.is_alive():
+        if not self._ended:
             self._work.put(None)
-            self._thread.join()
+        self._thread.join()
 
 
-def _serve(runner: StepRunner, work: Work, results: Results, news: threading.Event) -> None:
-    while (launched := work.get()) is not None:
-        number, prepared = launched
-        try:
-            results[number] = _ran(runner, number, prepared)
-        except Exception as error:
-            results[number] = StepLost("device thread", f"{type(error).__name__}: {error}")
-            return
-        finally:
-            news.set()
+def _serve(runner: StepRunner, work: Work, results: Results, news: News, ended: list[bool]) -> None:
+    try:
+        while (launched := work.get()) is not None:
+            number, prepared = launched
+            try:
+                results[number] = _ran(runner, number, prepared)
+            except Exception as error:
+                ended.append(True)  # before the result can be seen: nothing is launched into a thread that goes
+                results[number] = StepLost("device thread", f"{type(error).__name__}: {error}")
+                return
+            if news.empty():  # one word wakes the caller, who then looks at all results
+                news.put(None)
+    finally:
+        ended.append(True)
+        news.put(None)
 
 
 class Queued:

@@ -3,16 +3,19 @@
 Malformed prompt files, invalid UTF-8 and huge texts enter through the command line: `tests/compiler/test_run.py`.
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 
 from tapeout.runtime.device.null import NullDevice, Prepared
 from tapeout.runtime.disk import DiskTier
-from tapeout.runtime.request import Event
+from tapeout.runtime.request import Event, Status
 from tapeout.runtime.step import StepResult
 from tests.runtime.null import Dying, Serving, forget_names, prompt, serving, terminal
 
@@ -163,3 +166,50 @@ def test_a_killed_driver_thread(drafts: int) -> None:
         assert branch.status.value == "error" and "[D120] the device lost a step - device thread - found the thread has ended" in (branch.error or "")
     assert s.device.is_dead and 1 <= s.scheduler.statistics.counts.lost_steps <= 1 + s.driver.depth
     healthy(s, names, events)
+
+
+def test_an_interrupt_at_any_line_of_driver_and_threads_stops_nothing() -> None:
+    """Ctrl-C is raised wherever the caller stands, between any two calls of `threading` too: no lock stays taken, no thread is replaced alive."""
+    way = {"depth": 1, "background": True, "slots": 2}
+    for point in count(1):
+        s = serving(**way)
+        for i in range(3):
+            s.submit(f"r{i}", prompt(9, i), max_tokens=4, ignore_eos=True)
+        thread = s.driver.device._thread  # type: ignore[attr-defined]
+        if not interrupted_at(s, point):
+            break
+        for i in range(3):
+            s.scheduler.roster.finish_all(f"r{i}", Status.ABORTED)
+        s.submit("after", prompt(9, 5), max_tokens=4, ignore_eos=True)
+        s.run(500)
+        assert s.tokens("after") == s.expected("after") and thread is s.driver.device._thread, point  # type: ignore[attr-defined]
+        s.assert_empty()
+        s.driver.device.close()  # type: ignore[attr-defined]
+    assert point > 50, "the interrupt came at every line of all steps"
+    s.driver.device.close()  # type: ignore[attr-defined]
+
+
+def interrupted_at(s: Serving, point: int) -> bool:
+    """Steps to the end, with an interrupt at the `point`-th line or return of the driver's and the threads' files; False if there are fewer."""
+    left = point
+
+    def seen(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if not frame.f_code.co_filename.endswith(("runtime/driver.py", "/threading.py")):
+            return None
+        left -= event in ("line", "return")
+        if left == 0 and event in ("line", "return"):
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return seen
+
+    before = sys.gettrace()
+    try:
+        while s.driver.has_work:
+            sys.settrace(seen)
+            s.driver.step()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
