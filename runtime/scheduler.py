@@ -166,7 +166,10 @@ class Scheduler:
     # -- decode rows
 
     def _decode_rows(self) -> tuple[Int64, Int64]:
-        """Slots that get rows and the most rows of each; blocks for them are taken."""
+        """Slots that get rows and the most rows of each; blocks for them are taken.
+
+        Every running sequence has its row: a prompt ends only in a step that had a row and an output for it beside theirs.
+        """
         columns = self.columns
         if not self.roster.decoding:
             return NOBODY, NOBODY
@@ -174,11 +177,6 @@ class Scheduler:
         left = columns.stop_at[slots] - columns.length[slots] - columns.steps[slots]
         if left.min() < 1:  # steps in flight already end these
             slots, left = slots[left > 0], left[left > 0]
-        most = min(self.options.max_rows, self.options.max_outputs or self.options.max_rows)
-        if len(slots) > most:
-            first = self.number * most % len(slots)
-            chosen = np.arange(first, first + most) % len(slots)
-            slots, left = slots[chosen], left[chosen]
         widths = np.ones(len(slots), np.int64)
         if self.options.drafts:
             widths = np.minimum(1 + np.minimum(columns.most_drafts[slots], columns.drafted[slots]), left)
@@ -254,7 +252,7 @@ class Scheduler:
         pieces: list[Piece] = []
         saves: list[Save] = []
         aside: list[Branch] = []
-        outputs_left = (self.options.max_outputs or self.options.max_rows) - outputs
+        rows, outputs_left = min(rows, cost.STEP_TOKENS), (self.options.max_outputs or self.options.max_rows) - outputs
         left_ms = inf if self.options.step_ms is None else self.options.step_ms - self._decode_ms(outputs)
         under_way = sorted(roster.prefilling.values(), key=lambda b: urgency(b, now, inf), reverse=True)
         may_admit = True
@@ -342,7 +340,7 @@ class Scheduler:
     def _chunk(self, branch: Branch, start: int, rows: int, left_ms: float, is_first: bool = True) -> int:
         """Rows of a prompt from `start` on that fit now; 0 for none. A cut never falls inside an image."""
         todo, options = branch.target - start, self.options
-        most = min(rows, cost.STEP_TOKENS, options.chunk_tokens or rows)
+        most = min(rows, options.chunk_tokens or rows)
         keep = self.prefix.rules.keep if self.prefix is not None and self.prefix.rules.mode is Mode.COMPACT else 0
         size = cost.chunk(self.prefill_fit, start, todo, left_ms=left_ms, keep=keep, step_tokens=most, alignment=1)
         if size < todo:  # a piece that does not end its prompt ends where a block does
