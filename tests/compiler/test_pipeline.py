@@ -140,6 +140,13 @@ def test_modules_are_separate() -> None:
         run_passes(f"{NORM}// -----\nhello", "")
 
 
+@pytest.mark.parametrize("name", PASSES)
+def test_every_pass_starts_from_the_graph_level(name: str) -> None:
+    declared = 'func.func private @f(tensor<?xi32>)'
+    with pytest.raises(ModuleRefused, match=rf"^\[C103\] pass {name}: @f at loc\(.*\) has 0 blocks; expected one: the graph level has no"):
+        run_passes(declared, name)
+
+
 def test_a_dumped_kernel_is_no_module_for_passes() -> None:
     with pytest.raises(ModuleRefused, match=r"unregistered dialect.*; expected a module of the graph level: kernels are written for reading$"):
         run_passes('"tile.program_id"() : () -> index', "verify")

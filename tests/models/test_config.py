@@ -164,6 +164,12 @@ def test_another_rotary_type_is_an_error_never_a_fallback(key: str, spelled: Cal
     assert (problem.found, problem.expected) == ("'linear'", "exactly 'yarn'")
 
 
+@pytest.mark.parametrize("key", ["type", "rope_type"])
+def test_window_layers_are_not_scaled(key: str) -> None:
+    error = refused(lambda d: d["text_config"]["rope_parameters"]["main"].update({"rope_type": "yarn", key: "yarn"}), respelled)
+    assert [(p.code, p.path, p.found) for p in error.problems] == [("M116", "text_config.rope_parameters.main.rope_type", "'yarn'")]
+
+
 def test_a_layer_type_without_rate_is_refused_by_index() -> None:
     error = refused(lambda d: d["text_config"]["layer_types"].__setitem__(3, "linear_attention"), respelled)
     assert [(p.code, p.path) for p in error.problems] == [("M108", "text_config.layer_types[3]")]
@@ -319,6 +325,7 @@ RULES: dict[str, tuple[Edit, str, str]] = {
         "M115",
         "text_config.dspark_target_layer_ids",
     ),
+    "features up to the boundary": (text(dspark_target_layer_ids=[2, 3]), "M115", "text_config.dspark_target_layer_ids"),
     "a noise token beyond the vocabulary": (
         text(dspark_noise_token_id=512),
         "M108",

@@ -99,6 +99,18 @@ def test_rows_whose_sums_have_two_orders_are_refused() -> None:
         assert schedule_of(op) == half
 
 
+def test_rows_whose_weights_lie_in_two_ways_are_refused() -> None:
+    with graph("plan-memory") as module:
+        op = next(o for o in launches(module) if o.name == "nn.linear" and schedule_of(o)["panel"])
+        own = schedule_of(op)
+        with pytest.raises(ModuleRefused) as caught:
+            run(module, [SelectKernels(tuned=(row_of(str(request_of(op)), own | {"panel": own["panel"] // 2}, 33),))])
+        said = str(caught.value)
+        assert ": kernel linear has weights as {1: Layout(values=('transpose', 'panels:16')" in said
+        assert "in launches of at most 1 rows, and weights as {1: Layout(values=('transpose', 'panels:8')" in said
+        assert "in those of 33; expected one for all, as a row's bits do not depend on the others" in said
+
+
 @pytest.mark.parametrize(("target", "classes"), [("cpu", 1), ("sm90", 3), ("ascend950", 1)])
 def test_rows_that_were_chosen_choose_the_same_again(target: str, classes: int) -> None:
     """All of them in a tuning file; some requests are those of drafts too, which are 5 for each of 8 sequences."""
