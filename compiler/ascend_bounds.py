@@ -6,17 +6,18 @@ Bytes are what the op must move (its cost), multiply-adds and vector operations 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 from tapeout.codegen.ascend.facts import CORE, TARGETS, Chip, chip
 from tapeout.codegen.ascend.work import PRODUCTS, VECTOR
 from tapeout.compiler.cache import Cache
 from tapeout.compiler.driver import Planned
+from tapeout.compiler.gpu_bounds import experts_hit
 from tapeout.compiler.settings import Settings
 from tapeout.compiler.target_ascend import AscendTarget, lowered_kernels
 from tapeout.models.deepseek_v41.config import ModelConfig
 from tapeout.runtime.artifact import EXTENTS, Launch, extent_bound
-from tapeout.runtime.cost import evaluated, experts_touched
+from tapeout.runtime.cost import evaluated
 
 KINDS = {"bf16": "bf16", "f32": "bf16", "f8E4M3FN": "fp8"}
 """Rates by element; f32 products have no rate of their own in the facts, and run no faster than bf16."""
@@ -55,8 +56,8 @@ def bounds(planned: Planned, config: ModelConfig, settings: Settings, store: Cac
     kernels = [{"symbol": k.symbol, **{key: one[key] for key in keys}} for k, one in zip(planned.kernels, facts, strict=True)]
     found: dict[tuple[str, str, int, int], Bound] = {}
     for bucket in sorted({settings.row_buckets[0], settings.row_buckets[-1]}):
-        sizes = _sizes(config, settings, bucket)
         for entry, programs in planned.programs.items():
+            sizes = _sizes(entry, config, settings, bucket)
             for launch in programs[str(bucket)].launches:
                 kernel, rows = planned.kernels[launch.kernel], int(sizes[str(launch.buffers[-1][1])])
                 one = _bound(entry, bucket, launch, kernel.symbol, target.instances(kernel, rows), facts[launch.kernel], sizes, _chip(settings))
@@ -69,12 +70,12 @@ def _chip(settings: Settings) -> Chip:
     return chip(TARGETS[settings.target])
 
 
-def _sizes(config: ModelConfig, settings: Settings, bucket: int) -> dict[str, float]:
+def _sizes(entry: str, config: ModelConfig, settings: Settings, bucket: int) -> dict[str, float]:
     """Every extent at its most, and the experts that so many rows are expected to touch."""
-    text = config.text
-    counts = {str(n): float(extent_bound(n, bucket, settings.max_sequences, settings.outputs, text.dspark_block_size)) for n in EXTENTS}
-    touched = experts_touched(text.n_routed_experts, text.num_experts_per_tok)(bucket)
-    return {**counts, "entries": float(settings.max_context), "experts": touched, SHARE: touched / text.n_routed_experts}
+    block, text = config.text.dspark_block_size, cast(dict[str, Any], config.canonical()["text_config"])
+    counts = {str(n): float(extent_bound(n, bucket, settings.max_sequences, settings.outputs, block)) for n in EXTENTS}
+    hit, share = experts_hit(entry, text, counts)
+    return {**counts, "entries": float(settings.max_context), "experts": hit, SHARE: share}
 
 
 def _worse(first: Bound, second: Bound) -> Bound:

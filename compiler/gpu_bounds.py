@@ -38,7 +38,7 @@ def bounds(
     found: dict[tuple[str, str, int], Bound] = {}
     for entry, buckets in programs.items():
         for bucket in sorted({min(buckets, key=int), max(buckets, key=int)}, key=int):
-            sizes = _sizes(config, options, int(bucket), block)
+            sizes = _sizes(entry, config, options, int(bucket), block)
             for launch in buckets[bucket].launches:
                 one = _bound(entry, symbols[launch.kernel], int(bucket), evaluated(launch.cost, sizes), chip)
                 key = (entry, one.kernel, one.bucket)
@@ -46,10 +46,17 @@ def bounds(
     return list(found.values())
 
 
-def _sizes(config: Mapping[str, Any], options: Any, bucket: int, block: int) -> dict[str, float]:
+def _sizes(entry: str, config: Mapping[str, Any], options: Any, bucket: int, block: int) -> dict[str, float]:
     counts = {str(name): float(extent_bound(name, bucket, options.max_sequences, options.max_outputs, block)) for name in EXTENTS}
-    touched = experts_touched(config["n_routed_experts"], config["num_experts_per_tok"])
-    return {**counts, "entries": float(options.max_context), "experts": touched(bucket)}
+    return {**counts, "entries": float(options.max_context), "experts": experts_hit(entry, config, counts)[0]}
+
+
+def experts_hit(entry: str, config: Mapping[str, Any], counts: Mapping[str, float]) -> tuple[float, float]:
+    """How many experts of a layer the rows of an entry point are expected to hit, and their share; draft stages have experts of their own."""
+    of, rows = ("dspark_", counts["drafts"]) if entry == "draft" else ("", counts["rows"])
+    experts = config[f"{of}n_routed_experts"]
+    hit = experts_touched(experts, config[f"{of}num_experts_per_tok"])(int(rows))
+    return hit, hit / experts
 
 
 def _bound(entry: str, symbol: str, bucket: int, cost: dict[str, float], chip: Chip) -> Bound:

@@ -16,8 +16,9 @@ import pytest
 from tapeout.codegen.nvidia.facts import CHIPS, SM90, SM100, SM103, Chip
 from tapeout.compiler import nvidia_assembler
 from tapeout.compiler.errors import ToolchainMissing
-from tapeout.compiler.gpu_bounds import bounds, rows_of
+from tapeout.compiler.gpu_bounds import bounds, experts_hit, rows_of
 from tapeout.compiler.nvidia_assembler import assembler
+from tapeout.models.deepseek_v41.config import shipped_config
 from tapeout.runtime.artifact import ArtifactData, Program, Programs, Weights, load_artifact
 from tapeout.runtime.artifact_kernels import Binary, CpuLevel, GpuLevel
 from tapeout.runtime.artifact_set import write_set
@@ -174,6 +175,19 @@ def test_a_plan_for_a_gpu_has_bounds(tapeout: Tapeout) -> None:  # noqa: F811
     kernels = {k["symbol"] for k in data["kernels"]}
     assert data["gpu"]["bounds"] and {b["kernel"] for b in data["gpu"]["bounds"]} <= kernels
     assert tapeout(*arguments) == 0 and "bounds of a launch (microseconds)" in tapeout.out
+
+
+def test_draft_stages_have_experts_of_their_own(tapeout: Tapeout) -> None:  # noqa: F811
+    config: Any = shipped_config("v4.1-flash").canonical()["text_config"]
+    counts = {"rows": 64.0, "drafts": 40.0}
+    assert experts_hit("decoder", config, counts) == pytest.approx((384 * (1 - (1 - 6 / 384) ** 64), 1 - (1 - 6 / 384) ** 64))
+    assert experts_hit("draft", config, counts) == pytest.approx((128 * (1 - (1 - 3 / 128) ** 40), 1 - (1 - 3 / 128) ** 40))
+    data = tapeout.json("plan", TINY, "--max-sequences", 1, "--target", "sm90", "--kernel", "expert_linear")
+    drafts = [(k, b) for k in data["kernels"] for b in k["bounds"] if b["entry"] == "draft"]
+    for kernel, bound in drafts:
+        experts, n, width = map(int, re.findall(r"\[(\d+), (\d+), (\d+)\] f4E2M1FN", kernel["request"])[0])
+        assert bound["bytes_us"] * SM90.bandwidth / 1e6 < 1.25 * experts * n * width * 17 / 32, "all weights and a few rows"
+    assert len(drafts) > 2
 
 
 Loader = Callable[[Path], Any]
