@@ -4,7 +4,7 @@ import pytest
 
 from tapeout.codegen.kernel import KernelError, Request, request_of
 from tapeout.codegen.select_kernels import KERNEL, SelectKernels, choice_of, kernel_of, launches, schedule_of
-from tapeout.codegen.tuned_rows import TunedRow
+from tapeout.codegen.tuned_rows import TunedRow, is_tuned
 from tapeout.compiler.errors import ModuleRefused
 from tapeout.compiler.pipeline import run
 from tapeout.compiler.tuning import from_rows
@@ -84,6 +84,16 @@ def test_a_tuned_row_that_nothing_asks_for_is_refused() -> None:
                                      f"expected the text of a request, as {request}")  # fmt: skip
         with pytest.raises(ModuleRefused, match=r"the tuned row of nn.rms_norm.* is of launches of at most 8 rows; expected one of 1, 7, 33"):
             run(module, [SelectKernels(tuned=(row_of(request, own, 8),))])
+
+
+def test_a_kernel_is_known_as_tuned_by_its_row() -> None:
+    """A launch in front of an op's last one is of that row with warps of its own; the workspace limit is the compile's."""
+    row = {"block_k": 64, "warps": 4, "workspace_bytes": 1}
+    given = (row_of("request", row, 7),)
+    assert is_tuned(given, "request", row) and is_tuned(given, "request", row | {"workspace_bytes": 9})
+    assert is_tuned(given, "request", row | {"part": 0, "warps": 8})
+    assert not is_tuned(given, "request", row | {"warps": 8}) and not is_tuned(given, "request", row | {"part": 0, "block_k": 32})
+    assert not is_tuned(given, "another", row)
 
 
 def test_rows_whose_sums_have_two_orders_are_refused() -> None:
