@@ -184,7 +184,7 @@ def _show(data: dict[str, Any]) -> None:
         f"state: {state['bytes_per_token']:,} B/token, {state['bytes_per_sequence']:,} B per sequence, {state['bytes_stored']:,} B of it kept for "
         f"prefix reuse; {state['bytes']:,} B in all"
     )
-    print(f"work per token: prefill {flops['prefill'] / 1e9:.2f} GFLOP, decode {flops['decode'] / 1e9:.2f} GFLOP")
+    print(f"work per token: prefill {flops['prefill'] / 1e9:.4g} GFLOP, decode {flops['decode'] / 1e9:.4g} GFLOP")
     print(f"weights: {weights['mapped']:,} B mapped as stored, {weights['packed']:,} B packed at load")
     print(f"arena: {data['arena_bytes']:,} B ({data['arena']['scratch']:,} scratch)")
     table("launches of the largest bucket", ["entry point", "launches"], list(data["launches"].items()))

@@ -212,6 +212,7 @@ def test_plan_for_people_and_for_machines(tapeout: Tapeout) -> None:
     assert tapeout(*arguments) == 0
     assert f"state: {data['state']['bytes_per_token']:,} B/token" in tapeout.out and f"arena: {data['arena_bytes']:,} B" in tapeout.out
     assert all(k["symbol"] in tapeout.out for k in data["kernels"])
+    assert "work per token: prefill 0.003316 GFLOP, decode 0.005355 GFLOP" in tapeout.out
 
 
 @pytest.mark.parametrize(
