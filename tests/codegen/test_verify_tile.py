@@ -83,6 +83,14 @@ REFUSED: dict[str, tuple[Body, str]] = {
     ),
     "permutation": (_permute, "'linalg.transpose' permutes axes by [0, 2, 1]; only two axes are exchanged"),
     "insertion": (_insert_two, "'linalg.broadcast' inserts 2 axes; insert one after the other"),
+    "mixed product": (
+        lambda x: linalg.matmul(_tile([2, 2], "bf16"), _tile([2, 2], "f16"), outs=[_tile([2, 2])]) and None,
+        "'linalg.matmul' multiplies bf16 by f16 into f32; both are one of bf16, f16, f32, sums are f32",
+    ),
+    "narrow sum": (
+        lambda x: linalg.matmul(_tile([2, 2], "bf16"), _tile([2, 2], "bf16"), outs=[_tile([2, 2], "bf16")]) and None,
+        "'linalg.matmul' multiplies bf16 by bf16 into bf16; both are one of bf16, f16, f32, sums are f32",
+    ),
     "i32 product": (
         lambda x: linalg.matmul(_tile([2, 2], "i32"), _tile([2, 2], "i32"), outs=[_tile([2, 2], "i32")]) and None,
         "'linalg.matmul' multiplies i32 by i32 into i32; both are one of bf16, f16, f32, sums are f32",
