@@ -117,8 +117,7 @@ def replay_plan(length: int, hit: int, snapshots: Collection[int], rules: Replay
         return _from_start(length, rules)
     if restored >= replayed:
         write_from = usable if rules.replays and not is_exact else restored
-        floor = 0 if is_exact else max(keep_from, restored)
-        return ReplayPlan(rules, length, restored, write_from, restored, 0, keep_from, floor, None)
+        return ReplayPlan(rules, length, restored, write_from, restored, 0, keep_from, keep_from, None)
     return ReplayPlan(rules, length, replayed, usable, None, replayed, keep_from, max(keep_from, replayed), usable)
 
 

@@ -176,7 +176,6 @@ class Roster:
         self._release(branch)
         branch.status, branch.target = Status.WAITING, len(branch.tokens)
         branch.computed = branch.scheduled = 0
-        branch.replay, branch.lineage = None, None
         branch.preemptions += 1
         self.statistics.counts.preemptions += 1
         self.waiting.join(branch)

@@ -194,7 +194,6 @@ class ProgramRunner:
             states.put_block(copy, states.block(source))
         for parent, child in step.slot_copies:
             states.put_window(child, states.window(parent, is_whole=True), is_whole=True)
-            self._floors[:, child] = self._floors[:, parent]
         for block, payload in step.loads:
             states.put_block(block, payload)
         for restore in step.restores:

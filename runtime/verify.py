@@ -31,7 +31,7 @@ def verified_widths(step: Step, confidences: NDArray[np.float64]) -> Int64:
     if step.monotone is not None:
         confidences = mapped(confidences, step.monotone)
     rates = np.where(np.arange(confidences.shape[1]) < (step.widths - 1)[:, None], survival(confidences), -1.0)
-    return split(rates, min(step.draft_total, int((step.widths - 1).sum())))
+    return split(rates, step.draft_total)
 
 
 def accepted(sampled: Tokens, drafts: Tokens, widths: Int64) -> Accepted:

@@ -71,7 +71,8 @@ class NullDevice:
         self._seeds = np.zeros(slots, np.uint64)
         self._drafts = np.zeros((slots, model.drafts), np.int64)
         self._confidences = np.zeros((slots, model.drafts))
-        self._broken: set[tuple[int, int]] = set()  # slots and epochs of lost steps: their sequences have ended
+        self._broken: set[tuple[int, int]] = set()  # slots and epochs of lost steps, and of what was built on them: those sequences have ended
+        self._unloaded: set[int] = set()  # blocks whose load was lost
 
     # -- for Direct and Background
 
@@ -85,16 +86,20 @@ class NullDevice:
     def execute(self, prepared: Prepared) -> StepResult:
         """Runs a step. Raises StepLost by script, RuntimeError where the scheduler broke a rule."""
         step, self._tables = prepared
+        if self.model.loses(step):  # whole: its copies, loads and restores never came either
+            self._broken |= {*zip(step.slots.tolist(), step.epochs.tolist(), strict=True), *((p.slot, p.epoch) for p in step.pieces)}
+            self._unloaded |= {block for block, _ in step.loads}
+            raise StepLost(f"step {step.number}", "a loss by script")
         early = [self._window(save.slot, save.end, is_checked=False) for save in step.early_saves]
         self._before(step)
-        if self.model.loses(step):
-            self._broken |= {*zip(step.slots.tolist(), step.epochs.tolist(), strict=True), *((p.slot, p.epoch) for p in step.pieces)}
-            raise StepLost(f"step {step.number}", "a loss by script")
         self._learn(step)
         widths = self._widths(step)
         decode = list(zip(step.slots.tolist(), step.epochs.tolist(), widths.tolist(), strict=True))
         answers = [self._decode(slot, width) if (slot, epoch) not in self._broken else [0] for slot, epoch, width in decode]
         for piece in step.pieces:
+            cached = 0 if piece.plan is None else piece.plan.write_from // self.block_tokens
+            if self._unloaded.intersection(self._tables[piece.slot][:cached].tolist()):
+                self._broken.add((piece.slot, piece.epoch))
             is_whole = (piece.slot, piece.epoch) not in self._broken
             if is_whole:
                 self._prompt(piece)
@@ -134,6 +139,7 @@ class NullDevice:
             self._rings[:, child], self._floors[:, child] = self._rings[:, parent], self._floors[:, parent]
         for block, payload in step.loads:
             self._cells[block] = np.frombuffer(payload, np.int64)
+            self._unloaded.discard(block)
         for restore in step.restores:
             entries = np.frombuffer(restore.payload, np.int64).reshape(-1, 2)
             self._rings[0, restore.slot][entries[:, 0] % self._rings.shape[2]] = entries
@@ -212,6 +218,7 @@ class NullDevice:
         if (blocks == 0).any():
             raise RuntimeError(f"internal: slot {slot} has no block for position {int(positions[blocks == 0][0])}")
         offsets, cached = positions % self.block_tokens, positions < write_from
+        self._unloaded.difference_update(blocks[~cached].tolist())
         if (self._cells[blocks[cached], offsets[cached]] != tokens[cached]).any():
             raise RuntimeError(f"internal: a cached block of slot {slot} holds other tokens")
         self._cells[blocks[~cached], offsets[~cached]] = tokens[~cached]

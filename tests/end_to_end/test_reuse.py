@@ -9,7 +9,7 @@ import pytest
 
 from tapeout.runtime.engine import Engine
 from tapeout.runtime.errors import CacheFolderRefused, OptionRefused
-from tapeout.runtime.params import SamplingParams
+from tapeout.runtime.params import SamplingParams, branch_seed
 from tapeout.runtime.request import RequestOutput
 from tapeout.runtime.reuse import CacheOptions
 from tests.end_to_end.conftest import Model, prompt
@@ -190,6 +190,15 @@ def test_branches_share_the_prompt(model: Model, options: dict[str, Any]) -> Non
         rows = engine.statistics.counts.prompt_rows
     assert said([result]) == said(seeds) and len(set(said([result]))) == 4
     assert rows == 77 + 3
+
+
+def test_branches_under_bounded_replay_are_requests_of_their_own(model: Model) -> None:
+    """A branch goes on from the windows of both halves, of which a snapshot would hold one."""
+    tokens = prompt(77, 9)
+    with model.engine(replay="compact") as engine:
+        alone = [answered(engine, [tokens], temperature=9, seed=branch_seed(3, i))[0] for i in range(3)]
+        (result,) = answered(engine, [tokens], temperature=9, seed=3, n=3)
+    assert said([result]) == said(alone) and len(set(said(alone))) == 3
 
 
 # -- bounded replay

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tapeout.runtime.calibration import EARLY_STEPS, REFIT_STEPS, Calibrator, mapped
+from tapeout.runtime.columns import Columns
 from tapeout.runtime.cost import decode_table
 from tapeout.runtime.drafting import WARM_UP, Drafting, DraftOptions
 from tapeout.runtime.errors import OptionRefused
@@ -225,3 +226,18 @@ def test_a_window_that_rows_in_flight_overwrote_is_not_kept() -> None:
         s.run()
         assert all(s.tokens(f"r{i}") == s.expected(f"r{i}") for i in range(5))
         s.assert_empty()
+
+
+@pytest.mark.parametrize("newest", [6, 7])
+def test_the_total_of_a_step_rests_on_rates_two_steps_old(newest: int) -> None:
+    """The information barrier: synchronous driving knows newer rates when step 8 is planned, and does not use them."""
+    rates = {"sure": np.array([[0.9, 0.9]]), "hopeless": np.array([[0.01, 0.01]])}
+    totals = []
+    for new, old in (("sure", "hopeless"), ("hopeless", "sure")):
+        drafting, columns = Drafting(DraftOptions(2, "compat", STEEP)), Columns(1, 2)
+        columns.length[0], columns.drafted[0], columns.has_block[0] = 20, 2, True
+        columns.rates[0, 0], columns.rated[0, 0] = rates[new][0], newest
+        columns.rates[1, 0], columns.rated[1, 0] = rates[old][0], newest - 1
+        totals.append(drafting.total(columns, np.array([0]), 2, 8))
+    sure, hopeless = totals if newest == 6 else totals[::-1]
+    assert (sure, hopeless) == (2, 0)

@@ -253,6 +253,19 @@ def test_the_disk_keeps_to_its_budget_and_to_its_files(tmp_path: Path) -> None:
     assert len(DiskTier(tmp_path, 200)) == 1, "a smaller budget holds from the start"
 
 
+def test_what_was_read_last_stays_longest_across_restarts(tmp_path: Path) -> None:
+    disk = DiskTier(tmp_path, 10_000)
+    for i in range(4):
+        disk.put("block", key(i), bytes(100), None)
+    for age, file in enumerate(sorted(tmp_path.iterdir())):
+        os.utime(file, (1e9 + age, 1e9 + age))
+    again = DiskTier(tmp_path, 10_000)
+    oldest = min(range(4), key=lambda i: key(i).hex())
+    assert again.get("block", key(oldest)) is not None
+    last = DiskTier(tmp_path, again.bytes // 4)
+    assert [i for i in range(4) if last.has("block", key(i))] == [oldest]
+
+
 def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CacheFolderRefused, match=r"K101.*file' - found (File exists|Not a directory)"):

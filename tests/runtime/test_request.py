@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tapeout.runtime.params import SamplingParams
-from tapeout.runtime.request import Draft, Request, Sequence, Status, finish_of, output_of
+from tapeout.runtime.request import CacheUse, Draft, Request, Sequence, Status, finish_of, output_of
 
 EOS, CONTEXT = 1, 10
 
@@ -95,6 +95,17 @@ def test_a_result_reports_everything_once() -> None:
     s = result.speculation
     assert (s.steps, s.drafted, s.verified, s.accepted, s.foreseen) == (3, 5, 0, 0, 3)
     assert result.drafts == (Draft(3, (6, 7), (0.5, 0.25)), Draft(4, (7, 9), (1.0, 0.75)), Draft(5, (1,), (0.0,)))
+
+
+def test_what_branches_did_is_summed_and_what_their_prompt_found_is_not() -> None:
+    branches = [sequence(2, [5], n=2), sequence(2, [6], n=2)]
+    for i, branch in enumerate(branches):
+        branch.status, branch.finished_s = Status.LENGTH_CAPPED, 1.5
+        branch.hit_tokens, branch.replayed, branch.preemptions = 16, 3 + i, 1 + i
+        branch.decode_steps, branch.verified, branch.accepted = 10 + i, 20 + i, 5 + i
+    result = output_of(branches)
+    assert result.cache == CacheUse(16, 7, 3)
+    assert (result.speculation.steps, result.speculation.verified, result.speculation.accepted) == (21, 41, 11)
 
 
 def test_a_request_that_never_ran_waited_all_its_time() -> None:

@@ -5,16 +5,20 @@ On the toy model; `tests/end_to_end/test_speculation.py` does the same on a comp
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tapeout.runtime.cost import decode_table
 from tapeout.runtime.engine import Engine
 from tapeout.runtime.errors import ParameterUnsupported
 from tapeout.runtime.params import SamplingParams
+from tapeout.runtime.program import StepRows
 from tapeout.runtime.request import FinishedEvent, RequestOutput
-from tapeout.runtime.verify import accepted, flat
+from tapeout.runtime.step import Step, StepResult
+from tapeout.runtime.verify import accepted, flat, verified_widths
 from tests.runtime.oracle import foretell
 from tests.runtime.toy import DRAFTS, EOS, MAX_CONTEXT, VOCABULARY, toy_answer, toy_engine
 
@@ -85,12 +89,21 @@ def test_drafts_change_no_token(toy: Path, told: dict[int, list[int]], right: fl
 def test_a_sequence_as_long_as_the_pool_ends_with_the_context(toy: Path, told: dict[int, list[int]], asynchronous: bool) -> None:
     engine = toy_engine(toy, drafts=True, asynchronous=asynchronous, cache_blocks=5)
     foretell(engine, told, 1.0)
+    load, last = engine.programs.load, 0
+
+    def loaded(rows: StepRows) -> tuple[int, int]:
+        nonlocal last
+        last = max(last, *rows.positions)
+        return load(rows)
+
+    engine.programs.load = loaded  # type: ignore[method-assign]
     engine.submit(ASKED[1][0], SamplingParams(temperature=1, seed=1, max_tokens=50, ignore_eos=True), "r")
     while engine.has_work:
         engine.step()
     (answer,) = engine.take("r").outputs
     engine.close()
     assert (answer.stop_reason, answer.error) == ("max_context", None)
+    assert last == engine.context - 1 == 15, "no row lies behind the last position, in flight or not: tables end there"
     assert list(answer.token_ids) == told[1][len(ASKED[1][0]) : 17]
 
 
@@ -149,6 +162,40 @@ def test_planned_widths_change_no_token(toy: Path, told: dict[int, list[int]], p
     results = ran(engine)
     assert all(list(result.outputs[0].token_ids) == expected(seed, told) for seed, result in results.items())
     assert engine.scheduler.drafting.last is not None
+
+
+def test_what_is_verified_rests_on_the_newest_confidences(toy: Path, told: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = toy_engine(toy, drafts=True)
+    foretell(engine, told, 0.5)
+    runner = engine._runs._runner  # type: ignore[union-attr]
+    execute, newest, seen = runner.execute, {}, []
+
+    def executed(prepared: Any) -> StepResult:
+        result, step = execute(prepared), prepared.step
+        owners = [*step.slots.tolist(), *(piece.slot for piece in step.pieces if piece.yields)]
+        newest.update(zip(owners, result.confidences.tolist(), strict=True))
+        return result
+
+    def split(step: Step, confidences: NDArray[np.float64]) -> NDArray[np.int64]:
+        assert confidences.tolist() == [newest[slot] for slot in step.slots.tolist()]
+        seen.extend(confidences.reshape(-1).tolist())
+        return verified_widths(step, confidences)
+
+    monkeypatch.setattr(runner, "execute", executed)
+    monkeypatch.setattr("tapeout.runtime.runner.verified_widths", split)
+    ran(engine)
+    assert len({round(x, 3) for x in seen}) > 1
+
+
+def test_drafts_are_the_likeliest_tokens_whatever_the_temperature(toy: Path) -> None:
+    engine = toy_engine(toy, drafts=True)
+    engine.submit(prompt(5), SamplingParams(temperature=2, seed=1, max_tokens=8, ignore_eos=True))
+    seen = engine.programs.array("draft_temperature")
+    seen[:] = 9
+    while engine.has_work:
+        engine.step()
+        assert seen[0] == 0
+    engine.close()
 
 
 def test_statistics_count_by_position(toy: Path, told: dict[int, list[int]]) -> None:

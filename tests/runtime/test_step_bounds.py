@@ -134,6 +134,16 @@ def test_a_prompt_leaves_each_running_sequence_its_next_block() -> None:
     s.assert_empty()
 
 
+def test_a_branch_is_promised_what_its_prompt_still_needs() -> None:
+    """17 tokens in blocks of 8: each branch shares two, and its prompt's last row needs a third one of its own."""
+    s = serving(slots=3, blocks=20)
+    s.submit("r", prompt(17), n=3, **LONG)
+    s.driver.step()
+    assert s.scheduler.pool.free_blocks - s.scheduler.pool.unpromised_blocks == 2
+    s.run()
+    s.assert_empty()
+
+
 # -- giving way
 
 
