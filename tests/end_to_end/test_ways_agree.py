@@ -30,7 +30,10 @@ WAYS: dict[str, dict[str, Any]] = {
     "reuse and drafts": {"drafts": True, "asynchronous": True, "cache": CacheOptions()},
     "replay that keeps everything": {"replay": "compact", "keep": 1024, "cache": CacheOptions()},
 }
-UNQUEUED: dict[str, dict[str, Any]] = {"synchronous": {"asynchronous": False}, "reuse, short of memory": {"cache": CacheOptions(), "cache_blocks": 70}}
+UNQUEUED: dict[str, dict[str, Any]] = {
+    "synchronous": {"asynchronous": False},
+    "reuse, short of memory": {"cache": CacheOptions(), "cache_blocks": 70},
+}
 """Beside queued steps, which are the plain way on a device with a queue."""
 QUEUED: dict[str, dict[str, Any]] = {
     "drafts": {"drafts": True, "plan": "ours"},
