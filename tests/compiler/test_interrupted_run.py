@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +18,10 @@ from tapeout.compiler import result_files
 from tapeout.compiler import run as run_module
 from tapeout.compiler.commands import main
 from tapeout.compiler.errors import FileRefused
+from tapeout.compiler.prompts import Asked, Refused
+from tapeout.models.deepseek_v41.tokenizer import FILE
 from tapeout.runtime.engine import Engine
+from tapeout.runtime.params import SamplingParams
 from tests.end_to_end.conftest import Model, model  # noqa: F401 (the fixture)
 
 COUNTS = [8, 2, 5, 1, 9, 3]
@@ -169,6 +174,23 @@ def test_only_the_same_run_goes_on(
             assert "found the file of a run that is under way, expected one run at a time; wait for it" in capsys.readouterr().err
     no_token_hangs_on = ["--device", "cpu", "--spec", "auto", "--asynchronous"]
     assert main(common(model, prompts, "--out", out, "--resume", *no_token_hangs_on)) == 0
+
+
+def test_the_name_of_a_run_is_of_all_that_decides_its_tokens(tmp_path: Path) -> None:
+    """Another artifact, checkpoint, tokenizer, replay, keep, prompt, id or parameter is another run."""
+    for folder, text in (("weights", "{}"), ("others", "{ }")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / FILE).write_text(text)
+    one = Asked("0", "a", SamplingParams(), "--prompt 1")
+    given: dict[str, Any] = {"identity": "i", "stamp": "s", "weights": tmp_path / "weights", "asked": [one]}
+
+    def name(replay: str = "mask", keep: int | None = 9, **changes: Any) -> str:
+        return run_module._name(**{**given, **changes}, settings=SimpleNamespace(values={"replay": replay, "keep": keep}))  # type: ignore[arg-type]
+
+    names = [name(), name("compact"), name(keep=10), name(identity="j"), name(stamp="t"), name(weights=tmp_path / "others")]
+    names += [name(asked=[replace(one, **{key: value})]) for key, value in {"prompt": "b", "id": "1", "params": SamplingParams(seed=1)}.items()]
+    names += [name(asked=[one, one]), name(asked=[Refused("0", "--prompt 1", "error")])]
+    assert len(set(names)) == len(names) and names[0] == name(asked=[replace(one, where="prompts.jsonl:1")])
 
 
 def test_what_is_damaged_or_failed_runs_again(model: Model, prompts: Path, tmp_path: Path, whole: list[Any]) -> None:  # noqa: F811
