@@ -75,6 +75,8 @@ def test_the_gate_of_many_rows_is_streamed(chip):
     rows = {count: bucket_rows_for(chip)("engram_gate", GATE, row, count) for count in (1, 64, 65, 4096)}
     assert [one.get(STREAMED, 0) for one in rows.values()] == [0, 0, 3, 3] and [one.get(EAGER, 0) for one in rows.values()] == [1, 1, 0, 0]
     made = lower(Choice(GATE, "engram_gate", tuple(sorted(rows[4096].items()))))
+    few = lower(Choice(GATE, "engram_gate", tuple(sorted(rows[1].items()))))
+    assert "tile.eager" in few.text and "tile.streamed" not in few.text and "tile.eager" not in made.text
     assert "tile.streamed = 3" in made.text and emit(made.text).text.count("num_stages=3") == 2
     narrow = Request(GATE.op, GATE.attributes, tuple(Tensor((*v.shape[:-1], v.shape[-1] // 5), BF16) for v in GATE.operands), ())
     assert STREAMED not in bucket_rows_for(chip)("engram_gate", narrow, schedule_for(chip)("engram_gate", narrow), 4096)
