@@ -176,6 +176,22 @@ def test_only_the_same_run_goes_on(
     assert main(common(model, prompts, "--out", out, "--resume", *no_token_hangs_on)) == 0
 
 
+def test_a_file_that_its_run_removes_meanwhile_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between opening and locking: what was locked is nobody's file any more."""
+    path, lock, seen = tmp_path / "out.jsonl.partial", fcntl.flock, list[int]()
+
+    def locking(file: int, how: int) -> None:
+        lock(file, how)
+        if not seen:
+            path.unlink()
+        seen.append(file)
+
+    monkeypatch.setattr(fcntl, "flock", locking)
+    file = result_files._locked(path)
+    assert len(seen) == 2 and os.path.samestat(os.fstat(file), path.stat())
+    os.close(file)
+
+
 def test_the_name_of_a_run_is_of_all_that_decides_its_tokens(tmp_path: Path) -> None:
     """Another artifact, checkpoint, tokenizer, replay, keep, prompt, id or parameter is another run."""
     for folder, text in (("weights", "{}"), ("others", "{ }")):

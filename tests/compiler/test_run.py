@@ -1,5 +1,6 @@
 """`run`: the output file is checked first and never replaces what is no file, JSON stays JSON, seeds reproduce, early ends say why."""
 
+import fcntl
 import json
 import os
 import re
@@ -94,6 +95,22 @@ def test_what_a_killed_writer_left_aside_goes_with_the_next_one(tmp_path: Path) 
     assert {path.name for path in tmp_path.iterdir()} >= {"out"} and len([*tmp_path.iterdir()]) == 2
     files.write_text(tmp_path / "other", "whole", "--out")
     assert {path.name for path in tmp_path.iterdir()} == {"out", "other"}
+
+
+def test_a_file_aside_that_another_writer_removes_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may look like one of a killed writer until it is locked."""
+    lock, seen = fcntl.flock, list[int]()
+
+    def locking(file: int, how: int) -> None:
+        lock(file, how)
+        if not seen:
+            next(tmp_path.iterdir()).unlink()
+        seen.append(how)
+
+    monkeypatch.setattr(fcntl, "flock", locking)
+    files.write_text(tmp_path / "out", "whole", "--out")
+    assert seen == [fcntl.LOCK_EX] * 2 and [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (tmp_path / "out").read_text() == "whole"
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
