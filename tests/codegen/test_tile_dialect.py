@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import pytest
 
 from tapeout.codegen import tile_builder as t
@@ -44,7 +46,7 @@ def _compress(values: list[int], mask: str = "i1", kind: str = "f32") -> Body:
     return body
 
 
-def _dot_scaled(a: list[int], sa: list[int], b: list[int], sb: list[int], loaded: bool = True, scale: str = "i8") -> Body:
+def _dot_scaled(a: list[int], sa: list[int], b: list[int], sb: list[int], scale: str = "i8") -> Body:
     def operand(shape: list[int], kind: str) -> Any:
         return t.full(shape, 1, kind)
 
@@ -122,6 +124,33 @@ def test_rule_refuses_with_its_sentence(rule: str) -> None:
     assert sentence in [d.message for d in caught.value.error_diagnostics]
 
 
+@pytest.mark.parametrize("computed", range(5))
+def test_factors_and_scales_of_a_scaled_product_are_loaded(computed: int) -> None:
+    """Whichever of the four is computed; with none the kernel is sound."""
+    operands = [([4, 64], "e4m3"), ([4, 2], "i8"), ([64, 8], "e4m3"), ([8, 2], "i8")]
+
+    def body(codes: Any, scales: Any) -> None:
+        buffers = {"e4m3": codes, "i8": scales}
+        given = [t.full(shape, 1, kind) if n == computed else t.View(buffers[kind], shape).load([0, 0], shape)
+                 for n, (shape, kind) in enumerate(operands)]  # fmt: skip
+        t.dot_scaled(*given)
+
+    if computed == len(operands):
+        t.kernel("k", {"codes": "e4m3", "scales": "i8"}, body, lambda *b: [1])
+        return
+    with pytest.raises(ir.MLIRError) as caught:
+        t.kernel("k", {"codes": "e4m3", "scales": "i8"}, body, lambda *b: [1])
+    assert [d.message for d in caught.value.error_diagnostics] == [REFUSED["scaled operands"][1]]
+
+
+def test_a_packed_factor_has_its_even_codes_in_the_low_halves() -> None:
+    codes = np.arange(32, dtype=np.uint8) % 16
+    packed, two, one = (codes[::2] | codes[1::2] << 4).view(np.int8)[None], np.full((1, 1), 128, np.uint8), np.full((32, 1), 127, np.uint8)
+    eye = np.eye(32, dtype=np.float32).astype(ml_dtypes.float8_e4m3fn)
+    found = tile.DotScaledOp.meaning(packed, two.view(np.int8), eye, one.view(np.int8), np.zeros((1, 32), np.float32))
+    assert found[0].tolist() == [2 * sign * n for sign in (1, -1) for n in (0, 0.5, 1, 1.5, 2, 3, 4, 6)] * 2
+
+
 def test_ops_survive_text() -> None:
     def body(x: Any, ids: Any) -> None:
         view = t.View(x, [t.scalar(ids, 0), 32], 0)
@@ -155,9 +184,6 @@ def test_unused_reads_are_dropped_and_equal_ones_merged_between_writes() -> None
 
 
 def test_unspecified_elements_show() -> None:
-    import ml_dtypes
-    import numpy as np
-
     assert np.isnan(tile.unspecified([2], np.float32)).all()
     assert np.isnan(tile.unspecified([2], ml_dtypes.float8_e4m3fn).astype(np.float32)).all()
     assert (tile.unspecified([2], np.int8) == -128).all()
