@@ -148,6 +148,8 @@ def test_inspect_reads_scales_on_request(tapeout: Tapeout, model: Model, tmp_pat
     assert f"[M215] {name} in {shard.name}: a scale tensor holds the NaN byte" in tapeout.err and tapeout.err.count("[M2") == 1
     for path, what in ((model.artifact, "an artifact"), (REAL, "no shards")):
         assert tapeout("inspect", path, "--scales") == 1 and f"--scales: {path}: found {what}" in tapeout.err
+    assert tapeout("inspect", model.weights, "--scales", "--kernel", "linear") == 1
+    assert f"--scales: {model.weights}: found --kernel beside it, expected a Hugging Face folder with its checkpoint" in tapeout.err
 
 
 def test_inspect_checkpoint_and_artifact(tapeout: Tapeout, model: Model) -> None:  # noqa: F811
@@ -463,3 +465,7 @@ def test_an_internal_error_is_4_and_leaves_a_folder(tapeout: Tapeout, tmp_path: 
     assert "ZeroDivisionError: a fault of ours" in (folder / "traceback.txt").read_text()
     assert (folder / path.name).read_text() == NORM
     assert {"python", "machine", "tapeout", "torch-mlir"} <= set(json.loads((folder / "versions.json").read_text()))
+    large = tmp_path / "large.mlir"
+    large.write_bytes(b" " * (1 << 20))
+    assert tapeout("opt", large) == 4 and len([*tmp_path.glob("tapeout-error-*")]) == 2
+    assert not [*tmp_path.glob("tapeout-error-*/large.mlir")], "a report is small"
