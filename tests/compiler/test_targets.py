@@ -21,7 +21,7 @@ from tapeout.codegen.nvidia.emit import Source
 from tapeout.codegen.select_kernels import Choice
 from tapeout.compiler import cached_kernels, target_nvidia
 from tapeout.compiler.api import Compiled, compile_path
-from tapeout.compiler.cache import Cache
+from tapeout.compiler.cache import Cache, key_of
 from tapeout.compiler.commands import main
 from tapeout.compiler.driver import Watch
 from tapeout.compiler.errors import ModuleRefused
@@ -99,6 +99,7 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_two_chips_share_the_graph_and_get_an_artifact_each(made: Made) -> None:
     compiled, stages = made.compiled, made.stages
     assert list(compiled.targets) == ["sm100", "sm90"] == list(members(compiled.directory))
+    assert compiled.identity == key_of(*compiled.targets.values()), "the set's own"
     assert [stages.count(name) for name in ("graph", "assign-formats", "bucket-rows", "select-kernels", "plan-memory", "plan")] == [1, 1, 1, 2, 2, 2]
     assert made.kernels == [(i + 1, len(compiled.kernels)) for i in range(len(compiled.kernels))]
     for target, capability in (("sm90", (9, 0)), ("sm100", (10, 0))):
