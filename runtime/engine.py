@@ -218,7 +218,7 @@ class Engine:
 
     def checked_prompt(self, prompt: Iterable[int], where: str) -> list[int]:
         """The prompt as a list of ids of the vocabulary, at least one. Raises PromptRefused."""
-        if isinstance(prompt, str | bytes | Mapping) or not isinstance(prompt, Iterable):
+        if isinstance(prompt, str | bytes | Mapping) or not isinstance(prompt, Iterable) or (isinstance(prompt, np.ndarray) and not prompt.ndim):
             raise PromptRefused(where, type(prompt).__name__, "a list of token ids")
         tokens = prompt.tolist() if isinstance(prompt, np.ndarray) else list(prompt)
         if not tokens:

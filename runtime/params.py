@@ -226,10 +226,18 @@ def _spec(name: str, value: object) -> str | int:
     return value if isinstance(value, str) else _whole(name, value)
 
 
-def _token_ids(name: str, value: object) -> tuple[int, ...]:
+def _members(name: str, value: object, allowed: str) -> tuple[Any, ...]:
+    """What a list of some kind holds."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise ParameterType(name, value, f"at most {MOST_STOP_TOKENS} token ids" if name == "stop_token_ids" else _RANGES[name][0])
-    listed = tuple(value)
+        raise ParameterType(name, value, allowed)
+    try:
+        return tuple(value)
+    except TypeError:  # an array without axes
+        raise ParameterType(name, value, allowed) from None
+
+
+def _token_ids(name: str, value: object) -> tuple[int, ...]:
+    listed = _members(name, value, f"at most {MOST_STOP_TOKENS} token ids" if name == "stop_token_ids" else _RANGES[name][0])
     for token in listed:
         if isinstance(token, bool) or not isinstance(token, numbers.Integral):
             raise ParameterType(name, token, "whole numbers, each a token id")
@@ -239,9 +247,7 @@ def _token_ids(name: str, value: object) -> tuple[int, ...]:
 def _strings(name: str, value: object) -> tuple[str, ...]:
     if isinstance(value, str):
         return (value,)
-    if isinstance(value, bytes | Mapping) or not isinstance(value, Iterable):
-        raise ParameterType(name, value, _RANGES[name][0])
-    listed = tuple(value)
+    listed = _members(name, value, _RANGES[name][0])
     for text in listed:
         if not isinstance(text, str):
             raise ParameterType(name, text, "strings")
@@ -249,9 +255,7 @@ def _strings(name: str, value: object) -> tuple[str, ...]:
 
 
 def _biases(name: str, value: object) -> tuple[tuple[int, float], ...]:
-    pairs = tuple(value.items()) if isinstance(value, Mapping) else value
-    if isinstance(pairs, str | bytes) or not isinstance(pairs, Iterable):
-        raise ParameterType(name, value, _RANGES[name][0])
+    pairs = _members(name, tuple(value.items()) if isinstance(value, Mapping) else value, _RANGES[name][0])
     found: dict[int, float] = {}
     for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2:

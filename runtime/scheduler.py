@@ -378,8 +378,6 @@ class Scheduler:
             self.roster.decoding[slot] = branch
             columns.steps[slot] += 1
             columns.pending[slot] += 1
-            if not yields:
-                columns.stop_at[slot] = 0  # no row will ever follow
         return Piece(branch, slot, int(columns.epoch[slot]), start, branch.tokens[start:end], is_last, yields, branch.replay)
 
     # -- snapshots

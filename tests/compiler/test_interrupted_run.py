@@ -371,3 +371,15 @@ def test_a_request_that_got_nowhere_prints_nothing(model: Model, capsys: pytest.
     assert main(["run", str(model.artifact), "--weights", str(model.weights), *prompts]) == 1
     said = capsys.readouterr()
     assert said.out.startswith("short") and said.out.count("\n") <= 2 and "prompt_length_exceeded" in said.err
+
+
+def test_of_what_an_earlier_run_left_good_results_alone_stay_in_the_file(tmp_path: Path) -> None:
+    good = {"id": "a", "prompt_tokens": 1, "text": "x", "token_ids": [5], "finish_reason": "stop", "cache": {"hit_tokens": 0},
+            "spec": {"steps": 1, "verified": 0, "accepted": 0}}  # fmt: skip
+    head, bad = {"partial": "the run"}, good | {"id": "b", "finish_reason": "error", "text": "y" * 300}
+    left = tmp_path / "out.jsonl.partial"
+    left.write_text("".join(json.dumps(line) + "\n" for line in (head, bad, good)) + '{"id": "cut')
+    kept = result_files.Kept(tmp_path / "out.jsonl", [], resume=True)
+    assert dict(kept.begin("the run")) == {"a": good}
+    assert left.read_text() == "".join(json.dumps(line) + "\n" for line in (head, good))
+    kept.give_up()

@@ -209,6 +209,7 @@ LIES: dict[str, tuple[str, Callable[[Json], None], str, str]] = {
     "value of two shapes": (P, put(*DECODER, "inputs", 8, "shape", 1, 15), "A109", "block_table"),
     "value of two elements": (P, put(*DECODER, "inputs", 0, "dtype", "f32"), "A109", "streams"),
     "launch without buffers": (P, drop(*STEP, "launches", 0, "buffers"), "A104", "Field required"),
+    "launch behind one before the first": (P, put(*STEP, "launches", 0, "after", [1]), "A109", "distances to the 0 launches in front"),
     "launch with more": (P, put(*STEP, "launches", 0, "grid", 4), "A104", "launches.0.grid"),
     "cost a word": (P, put(*STEP, "launches", 0, "cost", "bytes", "rows", "four"), "A104", "cost.bytes.rows"),
     "lifetime past the arena": (
@@ -239,6 +240,7 @@ LIES: dict[str, tuple[str, Callable[[Json], None], str, str]] = {
     "bucket zero": (M, put("row_buckets", 0, 0), "A104", "row_buckets.0"),
     "more rows than buckets": (M, put("options", "max_rows", 33), "A104", "options.max_rows"),
     "more sequences than rows": (M, put("options", "max_sequences", 25), "A104", "options.max_sequences"),
+    "fewer outputs than sequences": (M, put("options", "max_outputs", 1), "A104", "options.max_outputs"),
     "extent no longer known": (M, put("extents", ["rows"]), "A109", "extent outputs"),
     "state twice": (M, double("states"), "A104", "states"),
     "state a ring without length": (M, put("states", 1, "length", None), "A104", "length for a ring"),
@@ -284,6 +286,16 @@ def adding(tree: Json, change: Callable[[Json], None]) -> None:
     for step in lead:
         tree = tree[step]
     tree[key] = value
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_kernel_takes_as_many_buffers_as_its_launches_give(copy: Path, change: int) -> None:
+    launch, manifest = read(copy, P)["programs"]["step"]["4"]["launches"][0], read(copy, M)
+    kernel, count = manifest["kernels"][launch["kernel"]], len(launch["buffers"])
+    kernel["parameters"] = ["i32"] * (count + change)
+    seal(copy, M, manifest)
+    refused = refusal(copy)
+    assert refused.code == "A109" and f"found {count} buffers, expected {count + change}, what {kernel['symbol']} takes" in str(refused)
 
 
 # -- R51: four messages, whole

@@ -1,17 +1,22 @@
-"""What is applied of a step's result: whose rows failed, whose slot has a new holder, what is told of text, log-probabilities and reuse."""
+"""What is applied of a step's result: whose rows failed, whose slot has a new holder, what is told of text, log-probabilities and reuse.
+
+And what is refused before there is one, where no other file has it.
+"""
 
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tapeout.runtime.device.null import Prepared
+from tapeout.runtime.errors import ParameterRange, ParameterType, PromptRefused
 from tapeout.runtime.params import SamplingParams
 from tapeout.runtime.request import FinishedEvent, Status, TokenEvent
 from tapeout.runtime.step import StepResult
 from tests.runtime.null import prompt, serving
 from tests.runtime.test_engine import Letters
-from tests.runtime.toy import toy_engine
+from tests.runtime.toy import VOCABULARY, toy_engine
 
 LONG = {"max_tokens": 40, "ignore_eos": True}
 
@@ -79,6 +84,24 @@ def test_of_a_long_answer_the_newest_two_windows_stay() -> None:
     assert store is not None and len(keys) > 15
     assert [i for i, key in enumerate(keys) if key in store] == [0, len(keys) - 2, len(keys) - 1], "and the one of the prompt"
     assert store.bytes == sum(len(kept.snapshot.payload) for kept in store._kept.values())
+
+
+def test_a_stop_token_is_an_id_of_the_vocabulary(toy: Path) -> None:
+    engine = toy_engine(toy)
+    engine.check_params(SamplingParams(stop_token_ids=[VOCABULARY - 1]))
+    with pytest.raises(ParameterRange, match=f"found {VOCABULARY} .int., expected ids of the vocabulary, 0 to {VOCABULARY - 1}"):
+        engine.check_params(SamplingParams(stop_token_ids=[VOCABULARY]))
+    engine.close()
+
+
+def test_an_array_without_axes_is_no_list(toy: Path) -> None:
+    for name in ("stop", "stop_token_ids", "logit_bias", "golden_token_ids"):
+        with pytest.raises(ParameterType, match=name):
+            SamplingParams(**{name: np.array(1)})
+    engine = toy_engine(toy)
+    with pytest.raises(PromptRefused, match="found ndarray, expected a list of token ids"):
+        engine.submit(np.array(3))
+    engine.close()
 
 
 def test_told_text_is_the_text_of_the_result(toy: Path) -> None:

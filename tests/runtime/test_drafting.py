@@ -241,3 +241,18 @@ def test_the_total_of_a_step_rests_on_rates_two_steps_old(newest: int) -> None:
         totals.append(drafting.total(columns, np.array([0]), 2, 8))
     sure, hopeless = totals if newest == 6 else totals[::-1]
     assert (sure, hopeless) == (2, 0)
+
+
+def test_a_short_block_has_no_rates_behind_its_end() -> None:
+    drafting, columns = Drafting(DraftOptions(3)), Columns(2, 3)
+    drafting.rated(columns, 5, np.array([0, 1]), np.full((2, 3), 0.5), np.array([2, 0]))
+    assert columns.rates[0].tolist() == [[0.5, 0.25, 0.0], [0.0, 0.0, 0.0]] and columns.rated[0].tolist() == [5, 5]
+    assert columns.has_block.tolist() == [True, False]
+
+
+def test_who_stopped_drafting_tries_again_every_64_steps() -> None:
+    drafting, columns, slots = Drafting(DraftOptions(2, "compat", STEEP, block_ms=(0.0, 100.0))), Columns(1, 2), np.array([0])
+    columns.length[0], columns.most_drafts[0] = 20, 2
+    drafting.total(columns, slots, 2, 0)
+    asked = [int(drafting.lengths(columns, slots)[0]) for _ in range(130)]
+    assert asked == [*[0] * 64, 2, *[0] * 64, 2]

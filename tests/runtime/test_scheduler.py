@@ -102,15 +102,15 @@ def test_several_unfinished_prompts_share_a_step_and_blocks_come_by_the_piece() 
 @pytest.mark.parametrize(("span", "length", "expected"), [
     ((10, 20), 70, [(0, 24), (24, 24), (48, 22)]),  # the cut at 24 lies outside
     ((20, 30), 70, [(0, 30), (30, 18), (48, 22)]),  # first in its step: grown to the span's end
-    ((4, 34), 70, [(0, 4), (4, 32), (36, 34)]),  # no room for all of it: cut before it
+    ((4, 34), 70, [(0, 4), (4, 30), (34, 22), (56, 14)]),  # no room for all of it: cut before it; behind it to a block's end again
 ])  # fmt: skip
 def test_chunks_never_cut_an_image(span: tuple[int, int], length: int, expected: list[tuple[int, int]]) -> None:
     s = serving(max_rows=32, chunk_tokens=24, caching=False)
     steps = recorded(s)
     s.submit("r", prompt(length), images=[ImageSpan(*span, b"x")], max_tokens=1)
     s.run(200)
-    cuts = [start for _, start, _ in pieces_of(steps, "r")]
-    assert not any(span[0] < cut < span[1] for cut in cuts)
+    pieces = [(start, rows) for _, start, rows in pieces_of(steps, "r")]
+    assert pieces == expected and not any(span[0] < start < span[1] for start, _ in pieces)
     assert s.tokens("r") == s.expected("r")
 
 

@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 
 from tapeout.runtime.blocks import BlockPool
+from tapeout.runtime.cost import decode_table
 from tapeout.runtime.disk import DiskTier
+from tapeout.runtime.fairness import WaitingLine, victim
 from tapeout.runtime.params import SamplingParams
+from tapeout.runtime.replay import Mode, ReplayRules, replay_plan
 from tapeout.runtime.request import Request, Sequence
 from tapeout.runtime.scheduler import Scheduler, SchedulerOptions
 from tapeout.runtime.state import Snapshot
+from tapeout.runtime.step import Piece
 from tests.runtime.null import prompt, serving
 from tests.runtime.test_scheduler import pieces_of, recorded
 
@@ -71,6 +75,27 @@ def test_pieces_of_several_prompts_share_the_time_of_a_step() -> None:
     s.run()
     assert max(step.prompt_rows for step in steps[started:]) <= 32, "3 ms are 30 rows, whoever they belong to"
     assert any(len(step.pieces) > 1 for step in steps[started:])
+
+
+def test_where_nothing_fits_the_time_one_smallest_piece_runs() -> None:
+    s = serving(max_rows=64, slots=6, step_ms=1e-6, caching=False, model={"ms": lambda decode, rows: 0.1 * decode + 0.1 * rows})
+    steps = recorded(s)
+    for i in range(4):
+        s.submit(f"warm {i}", prompt(20, i), max_tokens=1)
+        s.run()
+    started = len(steps)
+    for i in range(3):
+        s.submit(f"r{i}", prompt(20, i), max_tokens=1)
+    s.run()
+    assert [[len(piece.tokens) for piece in step.pieces] for step in steps[started:]] == [[8]] * 6 + [[4]] * 3
+
+
+def test_nothing_is_remembered_of_what_a_lost_step_was_to_take() -> None:
+    s = serving(drafts=5, plan="compat", decode_times=decode_table(range(1, 99), range(1, 99), is_padded=False), depth=1,
+                model={"loses": lambda step: step.number == 5})  # fmt: skip
+    s.submit("lost", prompt(9), **LONG)
+    s.run()
+    assert s.scheduler.statistics.counts.lost_steps == 1 and not s.scheduler.drafting._forecasts
 
 
 def test_a_step_holds_32_768_rows_of_prompts_in_all() -> None:
@@ -182,6 +207,40 @@ def test_who_has_just_come_back_is_spared_while_others_run() -> None:
     assert spared > 0 and all(s.tokens(f"r{i}") == s.expected(f"r{i}") for i in range(6))
 
 
+def test_who_is_being_computed_again_is_spared_however_long_that_takes() -> None:
+    running, again = (Sequence(Request(f"r{i}", (1, 2), SamplingParams(), 0), [1, 2], 0.0, order=i, scheduled=2, target=2) for i in range(2))
+    again.preemptions, again.scheduled = 1, 1
+    assert victim([(running, 500), (again, 1)], 100, 8) is running
+    again.scheduled = 2
+    assert victim([(running, 500), (again, 1)], 100, 8) is again
+
+
+def test_virtual_time_never_goes_back() -> None:
+    """One that comes back with its old place in the line is served first, and takes nobody else's turn with it."""
+    line = WaitingLine(60.0)
+    late, early, new = (Sequence(Request(f"r{i}", (1,), SamplingParams(), 0), [1], 0.0, order=i, tag=tag) for i, tag in enumerate((50.0, 3.0, 0.0)))
+    line.served(late, 1)
+    line.served(early, 1)
+    line.join(new)
+    assert (line.virtual_time, new.tag) == (50.0, 50.0)
+    early.preemptions, early.tag = 1, 4.0
+    line.join(early)
+    assert early.tag == 4.0 and line.first(0.0) is early, "who gave way keeps its old place"
+
+
+def test_the_step_that_completes_a_prompt_is_remembered() -> None:
+    s = serving(max_rows=16, caching=False)
+    steps = recorded(s)
+    s.submit("first", prompt(9), **LONG)
+    s.driver.step()
+    s.submit("second", prompt(30, 1), **LONG)
+    for _ in range(6):
+        s.driver.step()
+    last = pieces_of(steps, "second")[-1]
+    assert last[0] > 1 and s.scheduler.roster.branches("second")[0].resumed_step == last[0]
+    s.run()
+
+
 # -- what a sequence builds on
 
 
@@ -212,3 +271,11 @@ def test_blocks_behind_what_a_replay_left_carry_its_mark(tmp_path: Path, place: 
     assert counts.snapshots_restored == 1 and counts.blocks_loaded > 0 and second.tokens("b") == second.expected("b")
     own = [second.scheduler.pool.named(key) for key in branch.keys[8:]]
     assert own and [named[1].lineage for named in own if named is not None] == [24] * len(own)
+
+
+def test_rows_of_a_piece_that_the_decoder_half_keeps() -> None:
+    plan = replay_plan(60, 0, (), ReplayRules(Mode.COMPACT, 20, window=8, backtrack=6, block=8))
+    asked = Sequence(Request("r", tuple(prompt(60)), SamplingParams(), 0), prompt(60), 0.0)
+    cuts = [(0, 30), (30, 45), (45, 52), (52, 60)]
+    pieces = [Piece(asked, 0, 0, start, asked.tokens[start:end], end == 60, end == 60, plan) for start, end in cuts]
+    assert [(piece.kept_rows, piece.decoder_rows) for piece in pieces] == [(0, 0), (5, 5), (7, 7), (8, 8)]
