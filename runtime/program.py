@@ -192,7 +192,6 @@ class LoadedPrograms:
     def _placed(self, weights: BoundWeights) -> dict[Key, int]:
         """Addresses of the weights; tables that no rule makes are read by rows."""
         rows = {operand.name for operand in self.artifact.weights if operand.kind == "table" and operand.derived is None}
-        self._bound = weights  # a device may read the arrays where they are
         return {key: self.device.place(array, f"weight {key[0]}", by_rows=key[0] in rows) for key, array in weights.parts.items()}
 
     # -- launch tables

@@ -72,13 +72,14 @@ def prefix_index(artifact: Artifact, weights: BoundWeights, pool: BlockPool, rul
 
 
 def weights_digest(weights: BoundWeights) -> str:
-    """A name for the weights: over the files' stamp and the name, shape and some bytes of every part, all bytes of small ones.
+    """A name for the weights: over the files' stamp and the name, shape and some bytes of all that parts are made of, all bytes of small tensors.
 
     Samples alone would take a checkpoint of which a few rows were edited for the one before, and its windows for the new one's.
     """
     digest = blake2b(weights.stamp.encode(), digest_size=16)
-    for (operand, part), array in sorted(weights.parts.items()):
-        digest.update(f"{operand} {part} {array.shape} {array.dtype}".encode())
+    stored = {name: array for key in weights.parts for name, array in weights.parts.stored(key)}
+    for name, array in sorted(stored.items()):
+        digest.update(f"{name} {array.shape} {array.dtype}".encode())
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         if flat.size <= MIB:
             digest.update(flat.tobytes())

@@ -1,10 +1,10 @@
-"""Binds an artifact's weight operands to a checkpoint: what lies as the kernel reads it is mapped, the rest is packed once.
+"""Binds an artifact's weight operands to a checkpoint: what lies as the kernel reads it is mapped, the rest is packed when it is asked for.
 
-All names, element types and shapes are checked before the first byte is packed. Where the tensors come from is a `TensorSource`
+All names, element types, shapes and scales are checked before the first byte is packed. Where the tensors come from is a `TensorSource`
 (the checkpoint of `models`, or a dictionary in a test); nothing here opens a file.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,11 +29,45 @@ class TensorSource(Protocol):
     def tensor(self, name: str, /) -> NDArray[np.generic]: ...
 
 
+Key = tuple[str, str]
+"""Operand and part."""
+
+
+class Parts(Mapping[Key, Array]):
+    """Operand parts as arrays. A packed one is made anew whenever it is asked for and kept by nobody here: a device that copies weights needs one at
+    a time, not all of them in the host's memory."""
+
+    def __init__(self, operands: Sequence[WeightOperand], source: TensorSource, tables: Mapping[Key, Array]) -> None:
+        self._source, self._tables = source, tables
+        self._of = {(operand.name, part.part): (operand, part) for operand in operands for part in operand.parts}
+
+    def __getitem__(self, key: Key) -> Array:
+        operand, part = self._of[key]
+        stored = [array for _, array in self.stored(key)]
+        if part.layout == "as_stored" or operand.derived is not None:
+            return stored[0]
+        pad = NEUTRAL_SCALE if part.part == "scales" else 0
+        return _aligned(transformed(stored, part.transforms, pad=pad, where=operand.name), part)
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._of)
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def stored(self, key: Key) -> list[tuple[str, Array]]:
+        """What a part is made of: tensors by name as the checkpoint has them, or the table that was derived."""
+        operand, part = self._of[key]
+        if operand.derived is not None:
+            return [(operand.name, self._tables[key])]
+        return [(name, self._source.tensor(name)) for name in part.tensors]
+
+
 @dataclass(frozen=True)
 class BoundWeights:
-    """Operand parts as arrays, by (operand, part), and how many bytes are mapped and packed. `stamp` tells the files from edited ones."""
+    """Operand parts, and how many bytes are mapped and packed. `stamp` tells the files from edited ones."""
 
-    parts: Mapping[tuple[str, str], Array]
+    parts: Parts
     mapped_bytes: int
     packed_bytes: int
     stamp: str = ""
@@ -42,18 +76,21 @@ class BoundWeights:
 def bind_weights(
     operands: Sequence[WeightOperand], source: TensorSource, token_map: Callable[[], NDArray[np.int32]] | None = None
 ) -> BoundWeights:
-    """Returns every operand part. Raises a WeightsError before packing if a tensor is missing or does not fit.
+    """Binds every operand part. Raises a WeightsError before packing if a tensor is missing or does not fit.
 
     `token_map` makes the table of compressed token ids; it is called only if an operand needs it.
     """
     _check_tensors(operands, source)
-    parts: dict[tuple[str, str], Array] = {}
+    tables: dict[Key, Array] = {}
     sums = {"as_stored": 0, "packed": 0}
     for operand in operands:
         for part in operand.parts:
-            parts[operand.name, part.part] = _bound(operand, part, source, token_map)
+            if operand.derived is not None:
+                tables[operand.name, part.part] = _aligned(_table(operand, part, token_map), part)
+            else:
+                _check_scales(part, source)
             sums[part.layout] += part.bytes
-    return BoundWeights(parts, sums["as_stored"], sums["packed"])
+    return BoundWeights(Parts(operands, source, tables), sums["as_stored"], sums["packed"])
 
 
 def rotary_table(rotary: Rotary) -> NDArray[np.float32]:
@@ -116,28 +153,16 @@ def _same(found: np.dtype[np.generic], wanted: np.dtype[np.generic]) -> bool:
     return found == wanted or (found in BYTES and wanted in BYTES)
 
 
-# -- data
-
-
-def _bound(
-    operand: WeightOperand,
-    part: WeightPart,
-    source: TensorSource,
-    token_map: Callable[[], NDArray[np.int32]] | None,
-) -> Array:
-    if operand.derived is not None:
-        return _aligned(_table(operand, part, token_map), part)
+def _check_scales(part: WeightPart, source: TensorSource) -> None:
+    """Raises a WeightsError for scales that the artifact's kernels cannot multiply by, or that were never written."""
+    if part.part != "scales":
+        return
     arrays = [source.tensor(name) for name in part.tensors]
     if part.most_scale is not None:
         _refuse_large_scales(part, part.most_scale, arrays)
     if part.least_scale is not None:
         _refuse_small_scales(part, part.least_scale, arrays)
-    if part.part == "scales":
-        _refuse_zero_scales(part, arrays)
-    if part.layout == "as_stored":
-        return arrays[0]
-    pad = NEUTRAL_SCALE if part.part == "scales" else 0
-    return _aligned(transformed(arrays, part.transforms, pad=pad, where=operand.name), part)
+    _refuse_zero_scales(part, arrays)
 
 
 def _refuse_zero_scales(part: WeightPart, arrays: Sequence[Array]) -> None:
@@ -164,6 +189,9 @@ def _refuse_small_scales(part: WeightPart, least: int, arrays: Sequence[Array]) 
         found = 1 + int((array.view(np.uint8) - np.uint8(1)).min(initial=255))  # byte 0 is the largest here
         if found < least:
             raise ScaleTooSmall(name, f"byte {found} (2^{found - 127})", f"byte 0 (a group of zeros) or at least byte {least} (2^{least - 127})")
+
+
+# -- tables
 
 
 def _table(operand: WeightOperand, part: WeightPart, token_map: Callable[[], NDArray[np.int32]] | None) -> Array:

@@ -53,7 +53,7 @@ class Device(Protocol):
         """`size` zeroed bytes. Raises MemoryRefused, naming `what`."""
 
     def place(self, array: NDArray[Any], what: str, *, by_rows: bool = False) -> int:
-        """The address of a weight; `by_rows` marks a table of which a step reads few rows. The device may keep `array` alive or copy it."""
+        """The address of a weight; `by_rows` marks a table of which a step reads few rows. The device keeps `array` alive or copies it."""
 
     def table(self, calls: Sequence[Call]) -> Any:
         """Calls to be run in order, or side by side where `after` allows it, packed once."""

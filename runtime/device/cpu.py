@@ -63,6 +63,7 @@ class CpuDevice:
         self._barrier_address = address(self._barrier)
         self._path = library
         self._memory: list[NDArray[np.uint8]] = []
+        self._placed: list[NDArray[np.generic]] = []
         self._lock = threading.Lock()
         self._asked = 0  # entries handed to the workers, and so the number of the last one
         self._ended = [0]  # the number of the last one that is through; `_done` only wakes who waits for it
@@ -102,8 +103,9 @@ class CpuDevice:
         return Region(address(raw), raw)
 
     def place(self, array: NDArray[np.generic], what: str, *, by_rows: bool = False) -> int:
-        """The address of the array itself: kernels read it where it lies. Whoever made it keeps it alive."""
+        """The address of the array itself: kernels read it where it lies."""
         self.check_open()
+        self._placed.append(array)
         return address(array)
 
     def table(self, calls: Sequence[Call]) -> LaunchTable:

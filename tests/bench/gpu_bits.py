@@ -351,7 +351,7 @@ def check(artifact: Artifact, device: Any, cases: dict[str, Case], weights: Path
           seconds: float = math.inf) -> list[Comparison]:  # fmt: skip
     """All comparisons; what is not reached within `seconds` says so."""
     end = time.monotonic() + seconds
-    programs, _ = opened(artifact, device, weights)
+    programs, *_ = opened(artifact, device, weights)
     memory = Memory(device)
     fill_states(programs, memory)
     return list(Comparer(programs, cases, memory).compared(every=every, end=end))

@@ -46,10 +46,10 @@ def check(
     """Verdicts on every launch that is checked in steps of these row counts, meanings in processes that inherit the data; what is not compared
     within `seconds` counts as wrong."""
     started = time.perf_counter()
-    programs, tensors = opened(artifact, device)
+    programs, *weights = opened(artifact, device)
     memory = Memory(device)
     fill_states(programs, memory)
-    collector = Collector(programs, tensors, cases, memory)
+    collector = Collector(programs, *weights, cases, memory)
     JOBS.clear()
     for number, count in enumerate(rows):
         JOBS.extend(collector.step(count, POISON[number % 2], only, last=number == len(rows) // 2, wide=number % WIDE == 2))

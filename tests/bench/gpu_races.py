@@ -102,7 +102,7 @@ def run_steps(given: Any) -> int:
     """What runs inside the checker; a file in `given.claims` says that some process checks a kernel in a kind of step."""
     artifact, started = open_artifact(given.artifact, "cuda"), time.perf_counter()
     device = CopyingDevice(artifact)
-    programs, _ = opened(artifact, device, given.weights)
+    programs, *_ = opened(artifact, device, given.weights)
     memory = Memory(device)
     fill_states(programs, memory)
     print(f"weights and states are there after {time.perf_counter() - started:.1f} s", flush=True)

@@ -111,8 +111,8 @@ class Span:
 
 def spans_of(programs: LoadedPrograms, arena: int) -> list[Span]:
     """The first `arena` bytes of the arena, weights on the device, states, and values between programs."""
-    tables = {operand.name for operand in programs.artifact.weights if operand.kind == "table" and operand.derived is None}
-    weights = [Span(programs._weights[key], part.nbytes) for key, part in programs._bound.parts.items() if key[0] not in tables]
+    weights = [Span(programs._weights[operand.name, part.part], part.bytes) for operand in programs.artifact.weights for part in operand.parts
+               if operand.kind != "table" or operand.derived is not None]  # fmt: skip
     blocks = [Span(region.address, size) for region, size in
               ((programs._inputs, programs._inputs_bytes), (programs._results, programs._results_bytes))]  # fmt: skip
     values = [Span(start, _value_bytes(programs, key)) for key, start in programs._io.items() if not any(_within(start, b) for b in blocks)]

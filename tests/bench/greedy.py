@@ -55,9 +55,10 @@ def any_token_map(config: ModelConfig) -> NDArray[np.int32]:
     return (ids * 7919 % config.text.engram_compressed_vocab_size).astype(np.int32)
 
 
-def load_programs(artifact: Artifact, weights: Path, device: Device) -> LoadedPrograms:
+def load_programs(artifact: Artifact, weights: Path | BoundWeights, device: Device) -> LoadedPrograms:
     """The artifact's programs with every slot's blocks in place."""
-    bound, options = bound_weights(artifact, weights), artifact.manifest.options
+    bound = bound_weights(artifact, weights) if isinstance(weights, Path) else weights
+    options = artifact.manifest.options
     blocks = -(-options.max_context // options.block_tokens)
     programs = LoadedPrograms(artifact, bound, device, 1 + options.max_sequences * blocks)
     table = programs.array("block_table")

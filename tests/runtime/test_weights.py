@@ -1,11 +1,15 @@
-"""Binding operands to tensors: mapped where stored as read, packed once elsewhere, checked before anything is packed."""
+"""Binding operands to tensors: mapped where stored as read, packed when asked for elsewhere, checked before anything is packed."""
 
+import gc
+import weakref
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from tapeout.runtime import weights
 from tapeout.runtime.artifact import Derived, Rotary, TokenMap, WeightOperand, WeightPart
 from tapeout.runtime.device.memory import address
 from tapeout.runtime.errors import (
@@ -19,7 +23,8 @@ from tapeout.runtime.errors import (
     ZeroScales,
 )
 from tapeout.runtime.weights import bind_weights, rotary_table
-from tests.runtime.toy import Tensors
+from tests.runtime.test_engine import GREEDY, prompt, run_one
+from tests.runtime.toy import Tensors, toy_answer, toy_engine
 
 bfloat16 = ml_dtypes.bfloat16
 
@@ -185,3 +190,35 @@ def test_rotary_tables_agree_with_the_model() -> None:
         table = rotary_table(Rotary(frequencies=frequencies, positions=3))
         assert table.shape == (3, 64)
         assert table[2, 0] == np.float32(np.cos(2.0)) and table[1, 32] == np.float32(np.sin(1.0))
+
+
+def test_packed_parts_are_made_when_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that copies them finds no more than the part before beside the one that it is given; what is mapped stays what it is."""
+    made: list[weakref.ref[Any]] = []
+    packed, most = weights._aligned, [0]
+
+    def watched(array: Any, part: WeightPart) -> Any:
+        most[0] = max(most[0], sum(ref() is not None for ref in made))
+        found = packed(array, part)
+        made.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(weights, "_aligned", watched)
+    names = [f"w{i}" for i in range(8)]
+    stored = Tensors(mapped=np.ones((2, 3), bfloat16), **{name: np.full((3, 2), i, bfloat16) for i, name in enumerate(names)})
+    operands = [operand(part("values", "bf16", (2, 3), name, transforms=("transpose",))).model_copy(update={"name": name}) for name in names]
+    bound = bind_weights([*operands, operand(part("values", "bf16", (2, 3), "mapped"))], stored)
+    assert not made, "nothing is packed before it is asked for"
+    assert {key: float(array[0, 0]) for key, array in bound.parts.items()} == {**{(n, "values"): i for i, n in enumerate(names)}, ("op", "values"): 1}
+    assert len(made) == 8 and most[0] <= 1 and len(bound.parts) == 9
+    assert bound.parts["w3", "values"] is not bound.parts["w3", "values"] and bound.parts["op", "values"] is stored.tensors["mapped"]
+    assert [(name, array is stored.tensors["w3"]) for name, array in bound.parts.stored(("w3", "values"))] == [("w3", True)]
+
+
+def test_a_device_that_reads_arrays_where_they_are_keeps_them(toy: Path) -> None:
+    engine = toy_engine(toy)
+    placed = [weakref.ref(array) for array in engine.device._placed]  # type: ignore[attr-defined]
+    gc.collect()
+    assert placed and all(ref() is not None for ref in placed)
+    assert list(run_one(engine, prompt(9), GREEDY)) == toy_answer(prompt(9), 7)
+    engine.close()

@@ -149,8 +149,8 @@ Held = dict[str, tuple[str, int, Any]]
 class Reader:
     """Turns the buffers of a launch into what a meaning takes."""
 
-    def __init__(self, programs: LoadedPrograms, tensors: SliceTensors, memory: Memory) -> None:
-        self._programs, self._tensors, self._memory = programs, tensors, memory
+    def __init__(self, programs: LoadedPrograms, parts: Any, tensors: SliceTensors, memory: Memory) -> None:
+        self._programs, self._parts, self._tensors, self._memory = programs, parts, tensors, memory
         self._operands = {operand.name: operand for operand in programs.artifact.weights}
 
     def buffers(self, case: Case, launch: Launch, call: Call) -> Held:
@@ -163,7 +163,7 @@ class Reader:
         parts = tuple((suffix, *held[name + suffix]) for suffix in ("", "_codes", "_scales") if name + suffix in held)
         ref = parts[0][3]
         if ref[0] == "weight":
-            return Weight(self._operands[ref[1]], view, self._programs._bound.parts, self._tensors)
+            return Weight(self._operands[ref[1]], view, self._parts, self._tensors)
         if isinstance(view, Ring | Blocks):
             return self._state(view.entry, self._state_rows(ref[1]), parts)
         if ragged(view):
@@ -251,9 +251,9 @@ def _sorted_positions(case: Case, inputs: list[Any], found: list[Any], count: in
 class Collector:
     """Runs steps launch by launch and keeps what is to be compared: the first launch of every kernel, and its last one for one row count."""
 
-    def __init__(self, programs: LoadedPrograms, tensors: SliceTensors, cases: dict[str, Case], memory: Memory) -> None:
+    def __init__(self, programs: LoadedPrograms, parts: Any, tensors: SliceTensors, cases: dict[str, Case], memory: Memory) -> None:
         self._programs, self._cases, self._memory = programs, cases, memory
-        self._reader = Reader(programs, tensors, memory)
+        self._reader = Reader(programs, parts, tensors, memory)
         self._symbols = [kernel.symbol for kernel in programs.artifact.manifest.kernels]
 
     def step(self, count: int, poison: int, only: str | None, last: bool = False, wide: bool = False) -> Iterator[Job]:

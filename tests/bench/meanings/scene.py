@@ -6,8 +6,9 @@ that are decoded deep in their sequences, chunks of several lengths, and sequenc
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -16,7 +17,9 @@ from tapeout.models.deepseek_v41.slice import SliceTensors
 from tapeout.runtime.artifact import Artifact
 from tapeout.runtime.device import Call
 from tapeout.runtime.program import Draw, LoadedPrograms, Part, StepRows
-from tests.bench.greedy import RANDOM, load_programs
+from tapeout.runtime.transforms import Array
+from tapeout.runtime.weights import Key
+from tests.bench.greedy import RANDOM, bound_weights, load_programs
 
 DRAWS = ((0.0, -1, 1.0), (1.0, -1, 1.0), (0.7, 50, 0.9), (2.0, -1, 0.9), (1.0, 1000, 1.0))
 """Temperature, top_k and top_p of the rows that draw, in turns; the last but one leaves nearly all of a flat vocabulary."""
@@ -78,14 +81,16 @@ class Memory:
 # -- a scene: weights, states, rows
 
 
-def opened(artifact: Artifact, device: Any, weights: Path = RANDOM) -> tuple[LoadedPrograms, SliceTensors]:
-    """The artifact's programs over random weights in the true formats, blocks of the cache in no order. A folder's weights must be those of the
-    slice that `RANDOM` makes, where results are compared."""
-    programs = load_programs(artifact, weights, device)
+def opened(artifact: Artifact, device: Any, weights: Path = RANDOM) -> tuple[LoadedPrograms, dict[Key, Array], SliceTensors]:
+    """The artifact's programs over random weights in the true formats, blocks of the cache in no order; all parts of the weights, and what they are
+    made of. A folder's weights must be those of the slice that `RANDOM` makes, where results are compared."""
+    bound = bound_weights(artifact, weights)
+    parts = dict(bound.parts)
+    programs = load_programs(artifact, replace(bound, parts=cast(Any, parts)), device)
     table = programs.array("block_table")
     used = table[table > 0]
     table[table > 0] = np.random.default_rng(5).permutation(used)
-    return programs, SliceTensors(parse_config(artifact.manifest.model.config))
+    return programs, parts, SliceTensors(parse_config(artifact.manifest.model.config))
 
 
 def fill_states(programs: LoadedPrograms, memory: Memory) -> None:
