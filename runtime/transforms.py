@@ -4,12 +4,15 @@ A transform is text, `name` or `name:argument:...`, applied in order. `transform
 shapes alone, so that a misfit is refused before anything is allocated. Nothing is rounded: `f32` widens exactly.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tapeout.runtime.device.memory import zeroed
 from tapeout.runtime.errors import TransformRefused, TransformUnknown
 
 Array = NDArray[np.generic]
@@ -71,6 +74,12 @@ def _need(condition: bool, expected: str) -> None:
 # -- lists of arrays to one
 
 
+def _empty(shape: Shape, dtype: np.dtype[Any]) -> Array:
+    """Room at a 64-byte boundary, so that a part that is joined and no more is copied once."""
+    size = math.prod(shape) * dtype.itemsize
+    return zeroed(size, "packed weights")[:size].view(dtype).reshape(shape)
+
+
 def _stack_shape(shapes: Sequence[Shape], arguments: tuple[int, ...]) -> list[Shape]:
     _need(len(shapes) > 0 and len(set(shapes)) == 1, "equal shapes")
     return [(len(shapes), *shapes[0])]
@@ -78,7 +87,8 @@ def _stack_shape(shapes: Sequence[Shape], arguments: tuple[int, ...]) -> list[Sh
 
 def _stack(arrays: Sequence[Array], arguments: tuple[int, ...], pad: int) -> list[Array]:
     """out[i, ...] = arrays[i][...]"""
-    return [np.stack(arrays)]
+    (shape,) = _stack_shape([array.shape for array in arrays], arguments)
+    return [np.stack(arrays, out=_empty(shape, arrays[0].dtype))]
 
 
 def _concat_shape(shapes: Sequence[Shape], arguments: tuple[int, ...]) -> list[Shape]:
@@ -89,7 +99,8 @@ def _concat_shape(shapes: Sequence[Shape], arguments: tuple[int, ...]) -> list[S
 
 def _concat(arrays: Sequence[Array], arguments: tuple[int, ...], pad: int) -> list[Array]:
     """out[sum of earlier rows + r, ...] = arrays[i][r, ...]"""
-    return [np.concatenate(arrays, axis=0)]
+    (shape,) = _concat_shape([array.shape for array in arrays], arguments)
+    return [np.concatenate(arrays, axis=0, out=_empty(shape, arrays[0].dtype))]
 
 
 # -- each array by itself

@@ -12,8 +12,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from tapeout.runtime.artifact import Rotary, WeightOperand, WeightPart
-from tapeout.runtime.device.memory import NUMPY, zeroed
+from tapeout.runtime.artifact import ALIGNMENT, Rotary, WeightOperand, WeightPart
+from tapeout.runtime.device.memory import NUMPY, address, zeroed
 from tapeout.runtime.errors import ScaleTooLarge, ScaleTooSmall, TableUnavailable, TensorMismatch, TensorMissing, ZeroScales
 from tapeout.runtime.transforms import NEUTRAL_SCALE, Array, transformed, transformed_shape
 
@@ -47,7 +47,9 @@ class Parts(Mapping[Key, Array]):
         if part.layout == "as_stored" or operand.derived is not None:
             return stored[0]
         pad = NEUTRAL_SCALE if part.part == "scales" else 0
-        return _aligned(transformed(stored, part.transforms, pad=pad, where=operand.name), part)
+        made = transformed(stored, part.transforms, pad=pad, where=operand.name)
+        is_new = not any(np.may_share_memory(made, array) for array in stored)
+        return made if is_new and address(made) % ALIGNMENT == 0 else _aligned(made, part)
 
     def __iter__(self) -> Iterator[Key]:
         return iter(self._of)

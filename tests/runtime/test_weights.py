@@ -222,3 +222,20 @@ def test_a_device_that_reads_arrays_where_they_are_keeps_them(toy: Path) -> None
     assert placed and all(ref() is not None for ref in placed)
     assert list(run_one(engine, prompt(9), GREEDY)) == toy_answer(prompt(9), 7)
     engine.close()
+
+
+@pytest.mark.parametrize(("transforms", "copies"), [
+    (("stack",), 0), (("concat",), 0), (("stack", "rows_together:2"), 0), (("stack", "transpose"), 1),
+])  # fmt: skip
+def test_parts_that_are_only_joined_are_copied_once(monkeypatch: pytest.MonkeyPatch, transforms: tuple[str, ...], copies: int) -> None:
+    """At a boundary that kernels can rely on, of their own, and a table that is joined from one tensor is not that tensor."""
+    stored = Tensors(**{name: np.arange(6 * i, 6 * i + 6, dtype=np.uint8).reshape(2, 3) for i, name in enumerate("abcd")})
+    shape = {"stack": (4, 2, 3), "concat": (8, 3), "rows_together:2": (2, 4, 3), "transpose": (4, 3, 2)}[transforms[-1]]
+    packed, made = weights._aligned, []
+    monkeypatch.setattr(weights, "_aligned", lambda array, part: made.append(part) or packed(array, part))
+    found = bind_weights([operand(part("codes", "i8", shape, *"abcd", transforms=transforms))], stored).parts["op", "codes"]
+    expected = np.stack(list(stored.tensors.values()))
+    assert np.array_equal(found, np.swapaxes(expected, 1, 2) if transforms[-1] == "transpose" else expected.reshape(shape))
+    assert address(found) % 64 == 0 and len(made) == copies and found.flags.c_contiguous
+    alone = bind_weights([operand(part("codes", "i8", (2, 3), "a", transforms=("concat",)))], stored).parts["op", "codes"]
+    assert not np.may_share_memory(alone, stored.tensors["a"]) and np.array_equal(alone, stored.tensors["a"])
