@@ -2,12 +2,14 @@
 
 Ids run from 1; block 0 is the null block, which nobody owns. A block is free, held (by one slot, or by several once it is full and
 named), or cached: named and held by nobody, evictable. Taking is all or nothing; giving back is checked; the ledger keeps what is promised
-to prompts under way. The table rows are written in place: kernels read them. docs/runtime.md, 2.1.
+to prompts under way. The table rows are written in place: kernels read them. An interrupt may stop a change half way; who holds what and what is
+named is true even then, and the rest is made anew from it. docs/runtime.md, 2.1.
 """
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,27 @@ class Named(NamedTuple):
     key: bytes
     lineage: int | None
     session: str
+
+
+Change = TypeVar("Change", bound=Callable[..., Any])
+
+
+def _change(method: Change) -> Change:
+    """A change of the books: behind one that an interrupt stopped they are put right first. An error is raised before anything has changed."""
+
+    @wraps(method)
+    def whole(pool: "BlockPool", *arguments: Any) -> Any:
+        pool._put_right()
+        pool._is_whole = False
+        try:
+            found = method(pool, *arguments)
+        except Exception:
+            pool._is_whole = True
+            raise
+        pool._is_whole = True
+        return found
+
+    return cast(Change, whole)
 
 
 class BlockPool:
@@ -45,6 +68,7 @@ class BlockPool:
         self._promised: dict[int, int] = {}
         self._owed_to: dict[int, int] = {}  # blocks that are promised and not yet held
         self._owed = 0
+        self._is_whole = True
         table[:] = NULL_BLOCK
 
     # -- what there is
@@ -52,7 +76,8 @@ class BlockPool:
     @property
     def free_blocks(self) -> int:
         """Blocks that can be taken: free ones and cached ones."""
-        return len(self._free) + len(self._cached)
+        self._put_right()
+        return self._available
 
     @property
     def cached_blocks(self) -> int:
@@ -62,6 +87,10 @@ class BlockPool:
     def unpromised_blocks(self) -> int:
         """Blocks that can be taken without breaking a promise; never negative as long as promises were checked."""
         return self.free_blocks - self._owed
+
+    @property
+    def _available(self) -> int:
+        return len(self._free) + len(self._cached)
 
     @property
     def tokens_per_slot(self) -> int:
@@ -89,19 +118,24 @@ class BlockPool:
         """Gives `slot` blocks for its first `tokens` tokens, keeping those it has. Raises BlocksExhausted, then nothing changed."""
         self.reserve_all({slot: tokens})
 
+    @_change
     def reserve_all(self, demands: Mapping[int, int]) -> None:
         """Reserves for several slots (slot to tokens), or raises BlocksExhausted and changes nothing."""
         needed = sum(max(self.blocks_for(tokens) - self.held_count(slot), 0) for slot, tokens in demands.items())
         longest = max(demands.values(), default=0)
-        if needed > self.free_blocks or longest > self.tokens_per_slot:
-            limit = f"{self.free_blocks} free of {self.count - 1}, {self.tokens_per_slot} tokens a sequence"
+        if needed > self._available or longest > self.tokens_per_slot:
+            limit = f"{self._available} free of {self.count - 1}, {self.tokens_per_slot} tokens a sequence"
             where = f"slots {', '.join(map(str, demands))}, up to {longest} tokens"
             raise BlocksExhausted(where, f"a need of {needed} blocks", limit)
         for slot, tokens in demands.items():
             self._extend(slot, self.blocks_for(tokens))
 
+    @_change
     def adopt(self, slot: int, blocks: Sequence[int]) -> None:
         """Makes named blocks the first ones of a slot that holds none: each has one holder more and is safe from eviction."""
+        self._adopt(slot, blocks)
+
+    def _adopt(self, slot: int, blocks: Sequence[int]) -> None:
         if self._held.get(slot):
             raise RuntimeError(f"internal: slot {slot} adopts blocks but holds {self._held[slot]}")
         for block in blocks:
@@ -111,6 +145,7 @@ class BlockPool:
         self.table[slot, : len(blocks)] = blocks
         self._settle(slot)
 
+    @_change
     def fork(self, parent: int, child: int, tokens: int) -> list[tuple[int, int]]:
         """Gives `child` the parent's first `tokens` tokens: whole blocks are shared, of a partial last one it gets its own.
 
@@ -118,18 +153,19 @@ class BlockPool:
         """
         whole = tokens // self.block_tokens
         source = self._held[parent]
-        if self.blocks_for(tokens) > whole and not self.free_blocks:
+        if self.blocks_for(tokens) > whole and not self._available:
             raise BlocksExhausted(f"slot {child}, a copy of slot {parent}", "a need of 1 block", f"0 free of {self.count - 1}")
-        self.adopt(child, source[:whole])
+        self._adopt(child, source[:whole])
         self._extend(child, self.blocks_for(tokens))
         return list(zip(source[whole : self.blocks_for(tokens)], self._held[child][whole:], strict=True))
 
+    @_change
     def release(self, slot: int) -> None:
         """Takes back all blocks of a slot, the last one first, and its promise. Nothing happens for a slot that holds none.
 
         A named block whose last holder leaves is cached, the deepest first in line for eviction; any other is the next to be taken.
         """
-        self.promise(slot, 0)
+        self._promise(slot, 0)
         for block in reversed(self._held.pop(slot, [])):
             self._drop(block)
         self.table[slot] = NULL_BLOCK
@@ -169,8 +205,12 @@ class BlockPool:
 
     # -- promises
 
+    @_change
     def promise(self, slot: int, tokens: int) -> None:
         """Sets what a slot may come to hold in all, for `tokens` tokens; 0 takes it back. The caller checks that it can be kept."""
+        self._promise(slot, tokens)
+
+    def _promise(self, slot: int, tokens: int) -> None:
         self._promised.pop(slot, None)
         self._owed -= self._owed_to.pop(slot, 0)
         if tokens > 0:
@@ -191,6 +231,7 @@ class BlockPool:
         block = self._by_key.get(key)
         return None if block is None else (block, self._names[block])
 
+    @_change
     def publish(self, block: int, name: Named) -> bool:
         """Names a full block that somebody holds. The first block of a name keeps it: False if there is one, or the block has a name."""
         if name.key in self._by_key or block in self._names:
@@ -200,6 +241,7 @@ class BlockPool:
         self._names[block], self._by_key[name.key] = name, block
         return True
 
+    @_change
     def withdraw(self, block: int) -> None:
         """Takes a block's name back, as its content is not what the name says. Nothing happens for one without a name."""
         name = self._names.pop(block, None)
@@ -212,8 +254,28 @@ class BlockPool:
 
     # -- checking
 
+    def _put_right(self) -> None:
+        """Behind a change that was stopped: everything but holders, names and promises is made anew from these."""
+        if self._is_whole:
+            return
+        self._refs = [0] * self.count
+        for blocks in self._held.values():
+            for block in blocks:
+                self._refs[block] += 1
+        self._by_key = {name.key: block for block, name in self._names.items()}
+        self._cached = OrderedDict.fromkeys(block for block in [*self._cached, *self._names] if block in self._names and not self._refs[block])
+        left = dict.fromkeys([*self._free, *range(1, self.count)])
+        self._free = deque(block for block in left if not self._refs[block] and block not in self._cached)
+        self._owed_to = {slot: max(0, promised - self.held_count(slot)) for slot, promised in self._promised.items()}
+        self._owed = sum(self._owed_to.values())
+        self.table[:] = NULL_BLOCK
+        for slot, blocks in self._held.items():
+            self.table[slot, : len(blocks)] = blocks
+        self._is_whole = True
+
     def faults(self) -> list[str]:
         """Broken rules of section 2.5; an empty list is the only right answer."""
+        self._put_right()
         found, entries = [], [block for blocks in self._held.values() for block in blocks]
         if sum(self._refs) != len(entries):
             found.append(f"references {sum(self._refs)}, table entries {len(entries)}")

@@ -55,7 +55,6 @@ class Roster:
         self.chores = Chores()
         self.events: list[Event] = []
         self._branches: dict[str, list[Branch]] = {}
-        self._open: dict[str, int] = {}  # branches that have not finished
         self._deadlines: list[tuple[float, int, str]] = []  # when, of whom by order and id: an id may come again
         self._orders = 0
 
@@ -67,7 +66,7 @@ class Roster:
             raise RequestTaken(f"request {request.id}", "the id of another request")
         now, params = self.clock(), request.params
         branches = [self._branch(request, i, now) for i in range(params.n)]
-        self._branches[request.id], self._open[request.id] = branches, len(branches)
+        self._branches[request.id] = branches
         self.statistics.counts.submitted += 1
         if params.deadline_ms is not None:
             heappush(self._deadlines, (now + params.deadline_ms / 1e3, branches[0].order, request.id))
@@ -205,9 +204,8 @@ class Roster:
         self._release(branch)
         branch.status, branch.stop_reason, branch.error, branch.finished_s = status, stop_reason, error, self.clock()
         name = branch.request.id
-        self._open[name] -= 1
         self.statistics.finished(branch)
-        if self._open[name] == 0:
+        if self._has_ended(name):
             self._report(name)
 
     def finish_all(self, request_id: str, status: Status, error: str | None = None) -> bool:
@@ -216,6 +214,9 @@ class Roster:
         for branch in open_branches:
             self.finish(branch, status, None, error)
         return bool(open_branches)
+
+    def _has_ended(self, name: str) -> bool:
+        return all(branch.status.is_finished for branch in self._branches[name])
 
     def _report(self, name: str) -> None:
         branches = self._branches[name]
@@ -234,19 +235,24 @@ class Roster:
 
     def take(self, request_id: str, prompt: str | None = None, text: str = "") -> RequestOutput:
         """Returns the result of a finished request and forgets it. Raises KeyError for one that is unknown or not finished."""
-        if self._open[request_id]:
+        if not self._has_ended(request_id):
             raise KeyError(request_id)
-        del self._open[request_id]
         return output_of(self._branches.pop(request_id), prompt, text)
 
     def forget(self, *request_ids: str) -> None:
         """Drops finished requests and what is still to be reported of them. Nothing happens for any other."""
-        gone = {name for name in request_ids if self._open.get(name) == 0}
+        gone = {name for name in request_ids if name in self._branches and self._has_ended(name)}
         for name in gone:
-            del self._open[name], self._branches[name]
+            del self._branches[name]
         self.events = [event for event in self.events if event.request_id not in gone]
 
     # -- checking
+
+    def put_right(self) -> None:
+        """While no sequence runs, none has a slot and none counts: an interrupt may have stopped one on its way."""
+        if not self.prefilling and not self.decoding and all(b.slot is None for branches in self._branches.values() for b in branches):
+            self.slots.give_others()
+            self.tenants.clear()
 
     def faults(self) -> list[str]:
         """Broken rules between requests and memory; an empty list is the only right answer."""

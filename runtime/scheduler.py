@@ -134,6 +134,7 @@ class Scheduler:
         """The next step, or None if there is nothing to run now."""
         now = self.roster.clock()
         self.roster.expire(now)
+        self.roster.put_right()
         slots, widths = self._decode_rows()
         drafts = int(widths.sum()) - len(slots)
         draft_total = self.drafting.total(self.columns, slots, drafts, self.number)

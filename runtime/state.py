@@ -21,6 +21,7 @@ class SlotPool:
         self.count = count
         self._free = deque(range(count))
         self._is_free = [True] * count
+        self._asked: set[int] = set()  # that were taken by number
 
     def __len__(self) -> int:
         """Free slots."""
@@ -36,6 +37,7 @@ class SlotPool:
             slot = self._free.popleft()
         else:
             self._free.remove(slot)
+            self._asked.add(slot)
         self._is_free[slot] = False
         return slot
 
@@ -44,7 +46,14 @@ class SlotPool:
         if self._is_free[slot]:
             raise RuntimeError(f"internal: slot {slot} is given back twice")
         self._is_free[slot] = True
+        self._asked.discard(slot)
         self._free.append(slot)
+
+    def give_others(self) -> None:
+        """Takes back all but those that were asked for by number: no sequence has one any more."""
+        if len(self._free) + len(self._asked) < self.count:
+            self._is_free = [slot not in self._asked for slot in range(self.count)]
+            self._free = deque(slot for slot in range(self.count) if self._is_free[slot])
 
 
 class Snapshot(NamedTuple):

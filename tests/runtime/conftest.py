@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tapeout.runtime import engine
+from tests.runtime.queueing import QueueingCpu
 from tests.runtime.toy import library, write_toy
 
 
@@ -19,3 +21,9 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     path = tmp_path_factory.mktemp("library") / "toy.so"
     path.write_bytes(library())
     return ctypes.CDLL(str(path))
+
+
+@pytest.fixture
+def queueing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines over the CPU find a device with a queue."""
+    monkeypatch.setattr(engine, "open_device", lambda artifact, workers, simulated: QueueingCpu(artifact.library, workers))

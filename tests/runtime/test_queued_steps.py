@@ -1,15 +1,12 @@
 """Steps that are put behind one another on a device with a queue: the same tokens, and no result, input or state that another step has changed."""
 
 import random
-import sys
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tapeout.runtime import engine as engines
 from tapeout.runtime.driver import Queued
 from tapeout.runtime.engine import Engine
 from tapeout.runtime.errors import DeviceFailed
@@ -21,12 +18,6 @@ from tapeout.runtime.runner import UNKNOWN
 from tests.runtime.queueing import QueueingCpu
 from tests.runtime.test_engine import GREEDY, assert_empty, drain, prompt
 from tests.runtime.toy import MAX_SEQUENCES, toy_answer, toy_engine
-
-
-@pytest.fixture
-def queueing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines over the CPU find a device with a queue."""
-    monkeypatch.setattr(engines, "open_device", lambda artifact, workers, simulated: QueueingCpu(artifact.library, workers))
 
 
 def loaded(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
@@ -208,50 +199,3 @@ def test_what_is_in_flight_is_there_behind_the_end(toy: Path, queueing: None) ->
     engine.close()
     drain(engine)
     assert list(engine.take(name).outputs[0].token_ids) == toy_answer(prompt(3), 1)
-
-
-@pytest.mark.parametrize("drafts", [False, True])
-def test_an_interrupt_at_any_line_leaves_an_engine_that_answers(toy: Path, queueing: None, drafts: bool) -> None:
-    """Ctrl-C is raised at every third line of driver, runner and programs; what was asked for is given up, the next request is
-    answered, and nothing is held."""
-    engine, point = toy_engine(toy, drafts=drafts), 1
-    while True:
-        names = [engine.submit(prompt(4, i), GREEDY) for i in range(3)]
-        if not interrupted_at(engine, point):
-            break
-        for name in names:
-            engine.abort(name)
-        after = engine.submit(prompt(7, point), GREEDY)
-        drain(engine)
-        assert list(engine.take(after).outputs[0].token_ids) == toy_answer(prompt(7, point), 7), point
-        engine.forget(*names)
-        assert_empty(engine)
-        point += 3
-    assert point > 1000
-    engine.close()
-
-
-def interrupted_at(engine: Engine, point: int) -> bool:
-    """Steps to the end, with an interrupt at the `point`-th line of files that put steps behind one another; False if there are fewer."""
-    left = point
-
-    def seen(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal left
-        if not frame.f_code.co_filename.endswith(("runtime/driver.py", "runtime/runner.py", "runtime/program.py")):
-            return None
-        left -= event == "line"
-        if left == 0 and event == "line":
-            sys.settrace(None)
-            raise KeyboardInterrupt
-        return seen
-
-    before = sys.gettrace()
-    try:
-        while engine.has_work:
-            sys.settrace(seen)
-            engine.step()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
