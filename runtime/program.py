@@ -338,9 +338,14 @@ class LoadedPrograms:
         return self.device.start(self._queued[parts])
 
     def end(self, begun: Any) -> None:
-        """Waits for a step that `begin` returned."""
+        """Waits for a step that `begin` returned; it may be asked again until `release`."""
         assert isinstance(self.device, Queueing)
         self.device.finish(begun)
+
+    def release(self, begun: Any) -> None:
+        """The results of a step have been read."""
+        assert isinstance(self.device, Queueing)
+        self.device.release(begun)
 
     def _loaded(self, rows: StepRows, drafting: bool) -> tuple[Part, ...]:
         """Fills the host inputs of a step; returns what it runs."""

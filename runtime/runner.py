@@ -148,6 +148,8 @@ class ProgramRunner:
         except StepFault as error:
             oldest.fault = error
         self._started.popleft()
+        if oldest.begun is not None:
+            self.programs.release(oldest.begun)
 
     # -- parts of a step
 

@@ -99,7 +99,10 @@ class Queueing(Protocol):
         """Puts a table behind what was started before, with regions for inputs as the host leaves them: they may change once this returns."""
 
     def finish(self, started: Any) -> None:
-        """Waits for what `start` returned; then regions for results are on the host as it left them. Once for each."""
+        """Waits for what `start` returned; then regions for results are on the host as it left them. It may be asked again until `release`."""
+
+    def release(self, started: Any) -> None:
+        """Nobody asks for its results again."""
 
 
 def open_device(

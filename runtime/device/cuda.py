@@ -369,10 +369,13 @@ class CudaDevice:
             self._driver("cuEventSynchronize", started.event)
             for (region, size), left in zip(self._copies["results"], started.results, strict=True):
                 np.copyto(_host(region)[:size], left)
-            self._free.append(started)
+
+    def release(self, started: Started) -> None:
+        """What it has of its own may serve another one."""
+        self._free.append(started)
 
     def _another(self) -> Started:
-        """As many are made as are started and not finished at a time, and one for each whose start was interrupted."""
+        """As many are made as are started and not released at a time, and one for each that an interrupt lost."""
         inputs, results = ([self._pinned(size, f"{use} of a started step")[:size] for _, size in self._copies[use]] for use in ("inputs", "results"))
         event = self._driver("cuEventCreate", 0)
         self._undo.append(("cuEventDestroy", event))

@@ -19,6 +19,7 @@ class Work:
     def __init__(self, table: Any, inputs: list[NDArray[np.uint8]]) -> None:
         self.table, self.inputs = table, inputs
         self.results: list[NDArray[np.uint8]] | None = None
+        self.is_released = False
 
 
 class QueueingCpu(CpuDevice):
@@ -47,10 +48,15 @@ class QueueingCpu(CpuDevice):
         return work
 
     def finish(self, started: Work) -> None:
+        assert not started.is_released, "another table may have its memory"
         while started.results is None:
             self._oldest()
         for region, left in zip(self._regions["results"], started.results, strict=True):
             region[:] = left
+
+    def release(self, started: Work) -> None:
+        assert started.results is not None and not started.is_released
+        started.is_released = True
 
     def _oldest(self) -> None:
         """Does the oldest work; what the host has written since then is the next one's and stays."""

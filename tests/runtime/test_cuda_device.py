@@ -43,6 +43,7 @@ from tapeout.runtime.reuse import CacheOptions
 from tapeout.runtime.weights import bind_weights
 from tests.runtime import toy as model
 from tests.runtime.fake_cuda import FakeDriver
+from tests.runtime.test_interrupts import RUNNING, survives
 from tests.runtime.toy import toy_answer, toy_logits, toy_token
 
 CHIP = GpuLevel(chip="sm_90a", capability=(9, 0), cuda=(13, 0))
@@ -276,11 +277,12 @@ def test_inputs_are_those_of_the_start_and_results_those_of_the_table(folder: Pa
     assert driver.done < len(driver.work), "nobody has waited yet"
     device.finish(started[0])
     assert results[0] == 11
+    device.release(started[0])
     inputs[0] = 30
     started.append(device.start(table))
     inputs[0] = 99
-    for one, found in zip(started[1:], (21, 31), strict=True):
-        device.finish(one)
+    for one, found in (*zip(started[1:], (21, 31), strict=True), *zip(started[1:], (21, 31), strict=True)):
+        device.finish(one)  # again as often as one likes
         assert results[0] == found
     device.close()
     assert not driver.memory and driver.names().count("cuEventCreate") == driver.names().count("cuEventDestroy") == 2
@@ -294,6 +296,15 @@ def test_a_closed_device_starts_nothing(folder: Path, driver: FakeDriver) -> Non
     for call in (lambda: device.start(table), lambda: device.finish(started)):
         with pytest.raises(DeviceClosed):
             call()
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_an_interrupt_at_any_line_of_the_queue(folder: Path, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch, drafts: bool) -> None:
+    monkeypatch.setattr(cuda, "load_driver", lambda module=None: cuda.Driver(driver))
+    artifact = load_artifact(folder, target="sm90")
+    engine = Engine(artifact, bind_weights(artifact.weights, model.tensors()), EngineOptions(drafts=drafts))
+    survives(engine, ("device/cuda", *RUNNING), 1000)
+    assert not driver.memory
 
 
 def test_memory_is_zero_whatever_it_was(folder: Path, driver: FakeDriver) -> None:

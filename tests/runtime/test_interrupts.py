@@ -1,6 +1,7 @@
 """Ctrl-C at every few lines of an engine: what was asked for is given up, the next request gets its tokens, and nothing is held by anybody."""
 
 import sys
+from linecache import getline
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,15 +20,19 @@ EACH = 7  # lines between two interrupts
 
 
 def interrupted_at(engine: Engine, files: tuple[str, ...], point: int) -> bool:
-    """Steps to the end, with an interrupt at the `point`-th line of these files of the runtime; False if there are fewer."""
+    """Steps to the end, with an interrupt at the `point`-th line of these files of the runtime; False if there are fewer. Not at a `with`: there a
+    tracer could raise between the end of its block and what it has to give back, where Python looks for no signal."""
     left, ends = point, tuple(f"runtime/{name}.py" for name in files)
 
     def seen(frame: FrameType, event: str, _: object) -> Any:
         nonlocal left
         if not frame.f_code.co_filename.endswith(ends):
             return None
-        left -= event == "line"
-        if left == 0 and event == "line":
+        if event == "line" and not getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with "):
+            left -= 1
+        else:
+            return seen
+        if left == 0:
             sys.settrace(None)
             raise KeyboardInterrupt
         return seen
