@@ -31,7 +31,7 @@ def command(
     ] = None,
     asynchronous: Annotated[
         bool | None,
-        typer.Option("--asynchronous/--synchronous", help="plan a step while the device runs the one before, or behind it; default: on a GPU, while"),
+        typer.Option("--asynchronous/--synchronous", help="plan a step while the device runs the one before (default on a GPU), or after it"),
     ] = None,
     spec: Annotated[
         str | None, typer.Option(help=f"drafts that a step verifies, {RULES['spec'].expected}: as many as pay, or at most so many; default: off")
