@@ -16,7 +16,7 @@ from tests.runtime.toy import toy_answer, toy_engine
 
 RUNNING = ("driver", "runner", "program")
 PLANNING = ("scheduler", "commit", "roster", "blocks", "columns", "request", "drafting", "prefix", "stats", "fairness", "state", "reuse")
-EACH = 7  # lines between two interrupts
+EACH = 13  # lines between two interrupts
 
 
 def interrupted_at(engine: Engine, files: tuple[str, ...], point: int) -> bool:
