@@ -31,7 +31,7 @@ Change = TypeVar("Change", bound=Callable[..., Any])
 
 
 def _change(method: Change) -> Change:
-    """A change of the books: behind one that an interrupt stopped they are put right first. An error is raised before anything has changed."""
+    """A change of the books: behind one that an interrupt stopped they are put right first."""
 
     @wraps(method)
     def whole(pool: "BlockPool", *arguments: Any) -> Any:
@@ -39,7 +39,7 @@ def _change(method: Change) -> Change:
         pool._is_whole = False
         try:
             found = method(pool, *arguments)
-        except Exception:
+        except BlocksExhausted:  # nothing was taken; behind any other error the books are looked through too
             pool._is_whole = True
             raise
         pool._is_whole = True

@@ -165,20 +165,21 @@ def decoded(programs: LoadedPrograms, device: MeasuredDevice, weights: Path, cou
     with device.one_after_the_other(programs):
         same = [answer.tokens for answer in answers(programs, prompts, count, leads=False)] == [answer.tokens for answer in found]
     tokens = sum(len(answer.tokens) for answer in found)
-    plain, waiting = through_the_engine(programs.artifact, weights, count, asynchronous=False)
-    queued, engine = through_the_engine(programs.artifact, weights, count, asynchronous=True)
+    plain, waiting = through_the_engine(programs.artifact, weights, prompts, count, asynchronous=False)
+    queued, engine = through_the_engine(programs.artifact, weights, prompts, count, asynchronous=True)
     agree = plain == queued == [answer.tokens for answer in found]
     return {"sequences": len(found), "tokens": tokens, "seconds": seconds, "tokens_a_second": tokens / seconds, "different": different,
             "logits_finite": sound, "same_one_after_the_other": same, "same_through_the_engine": agree,
             "engine_tokens_a_second": tokens / engine, "engine_synchronous": tokens / waiting}  # fmt: skip
 
 
-def through_the_engine(artifact: Artifact, weights: Path, count: int, *, asynchronous: bool) -> tuple[list[list[int]], float]:
+def through_the_engine(
+    artifact: Artifact, weights: Path, prompts: list[list[int]], count: int, *, asynchronous: bool
+) -> tuple[list[list[int]], float]:
     """The same tokens by requests to an engine of its own: prompts share steps, and what the host does between two steps is in the time. Greedy
     tokens of every prompt, and the seconds that all took, which is what a user waits."""
-    options = artifact.manifest.options
     engine = Engine(artifact, bound_weights(artifact, weights), EngineOptions(asynchronous=asynchronous))
-    llm, prompts = LLM.over(engine, None), prompts_of(options.max_sequences, 20)
+    llm = LLM.over(engine, None)
     try:
         llm.generate(prompts, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
         started = time.perf_counter()

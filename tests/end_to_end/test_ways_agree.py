@@ -13,11 +13,11 @@ import pytest
 from tapeout.compiler.api import compile_path
 from tapeout.compiler.settings import Settings
 from tapeout.models import tiny
-from tapeout.runtime import engine, scheduler
+from tapeout.runtime import scheduler
 from tapeout.runtime.llm import LLM
 from tapeout.runtime.params import SamplingParams
 from tapeout.runtime.reuse import CacheOptions
-from tests.runtime.queueing import QueueingCpu
+from tests.runtime.queueing import put_behind_engines
 
 SHIPPED = Path(tiny.__file__).parent / "trained"
 TEXT = Path(scheduler.__file__).read_text()
@@ -99,7 +99,7 @@ def test_ways_agree(artifact: Path) -> None:
 @pytest.fixture
 def queueing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Newest tokens come from the kernels that remember them, as the host does not know them yet."""
-    monkeypatch.setattr(engine, "open_device", lambda artifact, workers, simulated: QueueingCpu(artifact.library, workers))
+    put_behind_engines(monkeypatch)
 
 
 def test_steps_behind_one_another_agree(artifact: Path, queueing: None) -> None:

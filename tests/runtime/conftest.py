@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tapeout.runtime import engine
-from tests.runtime.queueing import QueueingCpu
+from tests.runtime.queueing import put_behind_engines
 from tests.runtime.toy import library, write_toy
 
 
@@ -26,4 +25,4 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 @pytest.fixture
 def queueing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines over the CPU find a device with a queue."""
-    monkeypatch.setattr(engine, "open_device", lambda artifact, workers, simulated: QueueingCpu(artifact.library, workers))
+    put_behind_engines(monkeypatch)

@@ -5,12 +5,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
+from tapeout.runtime import engine
 from tapeout.runtime.device import Call, Region, Use
 from tapeout.runtime.device.cpu import CpuDevice
 
 POISON = 0x7F
+
+
+def put_behind_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines over the CPU find a device with a queue."""
+    monkeypatch.setattr(engine, "open_device", lambda artifact, workers, simulated: QueueingCpu(artifact.library, workers))
 
 
 class Work:
